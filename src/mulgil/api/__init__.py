@@ -1,0 +1,1 @@
+"""HTTP. Besides `app` and `cli`, nothing else in the package knows it."""

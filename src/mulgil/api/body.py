@@ -1,0 +1,195 @@
+"""From the bytes of a request to a checked wire type, or to an error that names the field."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from email.message import Message
+from typing import Any, Literal, TypeVar
+
+import orjson
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+from starlette.requests import ClientDisconnect, Request
+
+from mulgil.api.disconnect import ClientGone
+from mulgil.errors import (
+    InvalidFieldError,
+    InvalidJSONError,
+    MulgilError,
+    RequestTooLargeError,
+    UnknownParameterError,
+    UnsupportedContentTypeError,
+)
+from mulgil.schemas.base import RequestLimits
+
+M = TypeVar("M", bound=BaseModel)
+
+_LONGEST_ECHO = 32
+
+
+@dataclass(frozen=True, slots=True)
+class BodyRules:
+    """What a request body may be.
+
+    Attributes:
+        max_bytes: largest body.
+        max_depth: deepest nesting of arrays and objects.
+        unknown_fields: whether an unknown top-level field is ignored or refused.
+        limits: bounds of single fields.
+    """
+
+    max_bytes: int
+    max_depth: int
+    unknown_fields: Literal["ignore", "reject"] = "ignore"
+    limits: RequestLimits = field(default_factory=RequestLimits)
+
+
+async def read_object(request: Request, rules: BodyRules) -> dict[str, Any]:
+    """The JSON object in the body.
+
+    Raises:
+        UnsupportedContentTypeError: it is not declared as JSON.
+        RequestTooLargeError: it is larger than the rules allow.
+        InvalidJSONError: it is no JSON object, or nested too deeply.
+        ClientGone: the client left while sending it.
+    """
+    _check_content_type(request.headers.get("content-type", ""))
+    try:
+        body = orjson.loads(raw := await _read(request, rules.max_bytes))
+    except orjson.JSONDecodeError as error:
+        # orjson refuses NaN, Infinity, numbers beyond a double and lone surrogates by itself.
+        raise InvalidJSONError(f"We could not parse the JSON body of your request: {error.msg}.") from None
+    if not isinstance(body, dict):
+        raise InvalidJSONError("The body of the request must be a JSON object.")
+    if raw.count(b"[") + raw.count(b"{") > rules.max_depth and _deeper_than(body, rules.max_depth):
+        raise InvalidJSONError(f"The body of the request is nested more than {rules.max_depth} levels deep.")
+    return body
+
+
+def validated(model: type[M], body: dict[str, Any], rules: BodyRules) -> M:
+    """*body* as *model*.
+
+    Raises:
+        InvalidFieldError: the first field that is wrong.
+        UnknownParameterError: a field nobody knows, where the rules refuse those.
+    """
+    if rules.unknown_fields == "reject" and (unknown := body.keys() - model.model_fields.keys()):
+        name = min(unknown)[:64]
+        raise UnknownParameterError(f"Unknown parameter: '{name}'.", param=name)
+    try:
+        return model.model_validate(body, context=rules.limits)
+    except ValidationError as error:
+        raise field_error(error.errors(include_url=False)[0]) from None
+
+
+def _check_content_type(value: str) -> None:
+    message = Message()
+    message["content-type"] = value
+    charset = message.get_content_charset("utf-8")
+    if message.get_content_type() != "application/json" or not value or charset not in ("utf-8", "us-ascii"):
+        raise UnsupportedContentTypeError(
+            f"Unsupported content type: '{value[:64]}'. This API only accepts 'application/json' requests."
+        )
+
+
+async def _read(request: Request, most: int) -> bytes:
+    too_large = RequestTooLargeError(f"The body of the request is larger than {most} bytes.")
+    announced = request.headers.get("content-length", "0")
+    if announced.isdecimal() and int(announced) > most:
+        raise too_large
+    chunks, size = [], 0
+    try:
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > most:
+                raise too_large
+            chunks.append(chunk)
+    except ClientDisconnect:
+        raise ClientGone from None
+    return b"".join(chunks)
+
+
+def _deeper_than(value: Any, most: int) -> bool:
+    level = [value]
+    for _ in range(most):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return False
+    return True
+
+
+def field_error(details: ErrorDetails) -> MulgilError:
+    """The first validation error, in OpenAI's words; never repeats what could be a prompt."""
+    kind, context, value = details["type"], details.get("ctx", {}), details["input"]
+    param = _path(details["loc"])
+    if kind.startswith("union_tag"):
+        param = f"{param}.{str(context.get('discriminator', '')).strip(chr(39))}"
+    code, message = _explanation(kind, context, value, details["msg"])
+    if kind == "missing":
+        return InvalidFieldError(f"Missing required parameter: '{param}'.", param=param, code=code)
+    return InvalidFieldError(f"Invalid '{param}': {message}.", param=param, code=code)
+
+
+def _path(steps: Iterable[int | str]) -> str:
+    """`('messages', 0, '<parts>', 1, 'type')` as `messages[0].content[1].type` would be: tags left out."""
+    path = ""
+    for step in steps:
+        if isinstance(step, int):
+            path += f"[{step}]"
+        elif not step.startswith("<"):
+            path += f".{step}" if path else step
+    return path[:256]
+
+
+_BOUNDS = {
+    "less_than_equal": ("above_max_value", "<=", "le"),
+    "less_than": ("above_max_value", "<", "lt"),
+    "greater_than_equal": ("below_min_value", ">=", "ge"),
+    "greater_than": ("below_min_value", ">", "gt"),
+}
+_LENGTHS = {
+    "too_long": ("array_above_max_length", "at most {max_length} entries"),
+    "too_short": ("array_below_min_length", "at least {min_length} entries"),
+    "string_too_long": ("string_above_max_length", "at most {max_length} characters"),
+    "string_too_short": ("string_below_min_length", "at least {min_length} characters"),
+}
+_TYPES = {
+    "int": "an integer",
+    "float": "a number",
+    "string": "a string",
+    "bool": "a boolean",
+    "list": "an array",
+    "dict": "an object",
+    "model": "an object",
+}
+
+
+def _explanation(kind: str, context: dict[str, Any], value: Any, otherwise: str) -> tuple[str, str]:
+    """The code, and the reason without the field's name and the full stop."""
+    if kind in _BOUNDS:
+        direction, sign, key = _BOUNDS[kind]
+        code = f"{'decimal' if isinstance(context[key], float) else 'integer'}_{direction}"
+        reason = code.replace("_", " ").replace("max ", "maximum ").replace("min ", "minimum ")
+        return code, f"{reason}. Expected a value {sign} {context[key]:g}, but got {value} instead"
+    if kind in _LENGTHS:
+        code, expectation = _LENGTHS[kind]
+        reason = code.replace("_", " ").replace("max ", "maximum ").replace("min ", "minimum ")
+        return code, f"{reason}. Expected {expectation.format_map(context)}"
+    if kind == "literal_error":
+        echo = f"'{value}' is not" if isinstance(value, str) and len(value) <= _LONGEST_ECHO else "it is not"
+        return "invalid_value", f"{echo} one of {context['expected']}"
+    if kind == "missing":
+        return "missing_required_parameter", otherwise
+    if wanted := _TYPES.get(re.sub(r"_(type|parsing|from_float)$|_attributes_type$", "", kind)):
+        return "invalid_type", f"expected {wanted}, but got {_named(value)} instead"
+    return ("invalid_type" if kind == "invalid_content" else "invalid_value"), otherwise.rstrip(".")
+
+
+def _named(value: Any) -> str:
+    names = {bool: "a boolean", int: "an integer", float: "a decimal number", str: "a string", list: "an array"}
+    return "null" if value is None else names.get(type(value), "an object")

@@ -1,0 +1,43 @@
+"""`/health/live`, `/health/ready`, `/health`: for orchestrators and load balancers; they need no key."""
+
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from mulgil import __version__
+from mulgil.api.errors import JSONBody
+from mulgil.engine.supervisor import Health
+
+
+def routes(health: Callable[[], Health], running: Callable[[], int]) -> APIRouter:
+    """The health routes.
+
+    Args:
+        health: the engine's state.
+        running: generations under way.
+    """
+    router = APIRouter()
+
+    def report(healthy: bool, state: Health, **more: Any) -> Response:
+        body = {"status": state.state, "reason": state.reason, "since": int(state.since), **more}
+        headers = {"cache-control": "no-store"} | ({} if healthy else {"retry-after": "1"})
+        return JSONBody(body, status_code=200 if healthy else 503, headers=headers)
+
+    @router.get("/health/live", summary="Whether a restart would not help")
+    async def live() -> Response:
+        state = health()
+        return report(state.state != "failed", state)
+
+    @router.get("/health/ready", summary="Whether new requests can be served")
+    async def ready() -> Response:
+        state = health()
+        return report(state.state == "ready", state)
+
+    @router.get("/health", summary="Readiness and details")
+    async def details() -> Response:
+        state = health()
+        return report(state.state == "ready", state, version=__version__, running=running())
+
+    return router

@@ -1,0 +1,101 @@
+"""Pure ASGI middleware: the request's context, and who is calling. Serves http and websocket scopes."""
+
+import logging
+from collections.abc import Collection
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mulgil.api.context import attach, context_of
+from mulgil.api.disconnect import ClientGone
+from mulgil.api.errors import error_response
+from mulgil.auth.keys import Caller, bearer_token
+from mulgil.auth.source import KeySource
+from mulgil.errors import AuthenticationError, InternalServerError
+
+log = logging.getLogger(__name__)
+
+
+class RequestContextMiddleware:
+    """Outermost but for CORS: gives every request an id, every response its headers, and no error a traceback."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        context = attach(scope)
+        status = 0
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = context.id
+                headers["openai-processing-ms"] = str(context.milliseconds)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_headers)
+        except ClientGone:
+            status = status or 499
+        except Exception:
+            log.exception("request %s failed", context.id)
+            if status:
+                raise  # The response has begun: all that is left is to cut the connection.
+            error = InternalServerError("The server had an error while processing your request.")
+            await error_response(error)(scope, receive, send_with_headers)
+        finally:
+            log.info(
+                "%s %s %s %d %d ms %s",
+                context.id,
+                scope.get("method", "WS"),
+                scope["path"].encode("unicode_escape").decode()[:256],
+                status,
+                context.milliseconds,
+                context.caller.key_id if context.caller else "-",
+            )
+
+
+class AuthenticationMiddleware:
+    """Default-deny: every route needs a key, but those on the open list. Runs before the body is read.
+
+    Args:
+        app: what is guarded.
+        keys: finds the caller of a key.
+        open_paths: paths that need no key; one that ends in `/` opens all below it.
+    """
+
+    def __init__(self, app: ASGIApp, keys: KeySource, open_paths: Collection[str]) -> None:
+        self._app = app
+        self._keys = keys
+        self._open = frozenset(open_paths)
+        self._open_below = tuple(path for path in open_paths if path.endswith("/"))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] in ("http", "websocket") and not self._is_open(scope["path"]):
+            try:
+                context_of(scope).caller = await self._authenticate(scope)
+            except AuthenticationError as error:
+                await error_response(error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _is_open(self, path: str) -> bool:
+        return path in self._open or path.startswith(self._open_below)
+
+    async def _authenticate(self, scope: Scope) -> Caller:
+        sent = [value for name, value in scope["headers"] if name == b"authorization"]
+        token = bearer_token(sent[0]) if len(sent) == 1 else None
+        caller = await self._keys.find(token or b"")
+        if caller is not None:
+            return caller
+        if not sent or not sent[0].strip() or sent[0].strip().lower() == b"bearer":
+            raise AuthenticationError(
+                "You didn't provide an API key. Send it in an Authorization header: 'Authorization: Bearer YOUR_KEY'.",
+                code=None,
+            )
+        raise AuthenticationError("Incorrect API key provided.", code="invalid_api_key")

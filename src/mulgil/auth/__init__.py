@@ -1,0 +1,1 @@
+"""Who may call: keys, the records behind them, and where they come from."""

@@ -1,0 +1,111 @@
+"""The `mulgil` command."""
+
+import logging
+import sys
+from typing import NoReturn
+
+import orjson
+import typer
+from pydantic import ValidationError
+from pydantic_settings import CliApp
+
+from mulgil import __version__
+from mulgil.app import build_keys, check_engine_args
+from mulgil.demo_model import DemoModelError
+from mulgil.quickstart import completed, snippet
+from mulgil.server import serve
+from mulgil.settings import ENV_PREFIX, Settings, unknown_variables
+
+_USAGE = 2
+_SECRET_WORDS = ("token", "key", "secret", "password")
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="An OpenAI-compatible gateway around vLLM.")
+# The flags of these commands are the settings themselves (docs/settings.md); `--help` lists them.
+_TAKES_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+@app.command(name="serve", context_settings=_TAKES_SETTINGS)
+def serve_command(context: typer.Context) -> None:
+    """Serve one model. Every setting is a flag: see --help."""
+    settings = _settings("serve", context.args)
+    try:
+        settings.check()
+    except ValueError as error:
+        _stop(str(error))
+    _log_to_stderr(settings)
+    raise typer.Exit(serve(settings))
+
+
+@app.command(context_settings=_TAKES_SETTINGS)
+def quickstart(context: typer.Context) -> None:
+    """Serve with what is missing filled in: a demo model, a key; then say how to call it."""
+    try:
+        settings = completed(
+            _settings("quickstart", context.args), report=lambda line: typer.echo(f"mulgil: {line}", err=True)
+        )
+    except DemoModelError as error:
+        _stop(str(error))
+    _log_to_stderr(settings)
+    raise typer.Exit(
+        serve(
+            settings,
+            on_loading=lambda seconds: typer.echo(f"mulgil: loading the model ({seconds} s) …", err=True),
+            on_ready=lambda url: typer.echo(snippet(url, settings)),
+        )
+    )
+
+
+@app.command(name="check-config", context_settings=_TAKES_SETTINGS)
+def check_config(context: typer.Context) -> None:
+    """Print the effective settings, secrets hidden, or say what is wrong with them."""
+    settings = _settings("check-config", context.args)
+    try:
+        settings.check()
+        build_keys(settings)
+        check_engine_args(settings)
+    except ValueError as error:
+        _stop(str(error))
+    shown = settings.model_dump(mode="json")
+    shown["engine_args"] = {
+        name: "**********" if any(word in name for word in _SECRET_WORDS) else value
+        for name, value in settings.engine_args.items()
+    }
+    typer.echo(orjson.dumps(shown, option=orjson.OPT_INDENT_2).decode())
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(__version__)
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+def _settings(command: str, arguments: list[str]) -> Settings:
+    if unknown := unknown_variables():
+        _stop(f"no such setting: {', '.join(unknown)} (docs/settings.md lists them all)")
+    Settings.model_config["cli_prog_name"] = f"mulgil {command}"
+    try:
+        return CliApp.run(Settings, cli_args=arguments)
+    except ValidationError as error:
+        problems = (
+            f"{ENV_PREFIX}{'_'.join(map(str, problem['loc'])).upper()}: {problem['msg']}"
+            if problem["loc"]
+            else problem["msg"].removeprefix("Value error, ")
+            for problem in error.errors(include_url=False, include_input=False)
+        )
+        _stop("\n".join(problems))
+
+
+def _stop(reason: str) -> NoReturn:
+    typer.echo(f"mulgil: {reason}", err=True)
+    raise typer.Exit(_USAGE)
+
+
+def _log_to_stderr(settings: Settings) -> None:
+    logging.basicConfig(
+        level=settings.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )

@@ -1,0 +1,123 @@
+"""The watch over the engine: starts it, knows its state, and never calls a silent engine healthy."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from mulgil.engine.base import Engine
+from mulgil.errors import EngineUnavailableError, MulgilError
+
+log = logging.getLogger(__name__)
+
+State = Literal["loading", "ready", "unresponsive", "failed", "stopped"]
+
+_LOADING_RETRY_AFTER = 5.0
+_FAILED_RETRY_AFTER = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """The engine's state, the reason for it in one sentence, and since when (Unix time)."""
+
+    state: State
+    reason: str
+    since: float
+
+
+class Supervisor:
+    """Owns the engine of this process.
+
+    Args:
+        build: makes the engine, not started.
+        check_interval: seconds between two round trips through the engine.
+        on_start_failed: called once when the engine cannot be started.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[], Awaitable[Engine]],
+        *,
+        check_interval: float,
+        on_start_failed: Callable[[], None],
+    ) -> None:
+        self._build = build
+        self._check_interval = check_interval
+        self._on_start_failed = on_start_failed
+        self._engine: Engine | None = None
+        self._health = Health("loading", "The engine is loading.", time.time())
+        self._task: asyncio.Task[None] | None = None
+        self._ready = asyncio.Event()
+
+    @property
+    def health(self) -> Health:
+        """The state now; a dead engine shows at once, not at the next check."""
+        if self._health.state in ("ready", "unresponsive") and self._engine is not None and self._engine.dead:
+            self._become("failed", "The engine died.")
+        return self._health
+
+    def engine(self) -> Engine:
+        """The engine, if it can serve.
+
+        Raises:
+            EngineUnavailableError: it cannot, for the reason in the message.
+        """
+        health = self.health
+        if self._engine is None or health.state != "ready":
+            raise EngineUnavailableError(
+                f"The model cannot answer now: {health.reason}",
+                retry_after=_LOADING_RETRY_AFTER if health.state == "loading" else _FAILED_RETRY_AFTER,
+            )
+        return self._engine
+
+    def start(self) -> None:
+        """Begin to load; returns at once."""
+        self._task = asyncio.create_task(self._watch())
+
+    async def until_ready(self) -> None:
+        """Wait until the engine has served its first check."""
+        await self._ready.wait()
+
+    async def stop(self) -> None:
+        """End the watch, then the engine."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        if self._engine is not None:
+            await self._engine.stop()
+        self._become("stopped", "The server is shutting down.")
+
+    async def _watch(self) -> None:
+        try:
+            self._engine = await self._build()
+            await self._engine.start()
+        except MulgilError as error:
+            self._become("failed", error.message)
+        except Exception:
+            log.exception("the engine could not be started")
+            self._become("failed", "The engine could not be started.")
+        else:
+            self._become("ready", "The engine answers.")
+            self._ready.set()
+            await self._keep_checking(self._engine)
+            return
+        self._on_start_failed()
+
+    async def _keep_checking(self, engine: Engine) -> None:
+        while self.health.state != "failed":
+            await asyncio.sleep(self._check_interval)
+            try:
+                await engine.check()
+            except EngineUnavailableError as error:
+                self._become("failed" if engine.dead else "unresponsive", error.message)
+            else:
+                self._become("ready", "The engine answers.")
+
+    def _become(self, state: State, reason: str) -> None:
+        if state != self._health.state:
+            self._health = Health(state, reason, time.time())
+            log.log(logging.INFO if state in ("ready", "stopped") else logging.ERROR, "engine %s: %s", state, reason)

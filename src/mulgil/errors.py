@@ -1,0 +1,204 @@
+"""Every failure a client can meet. The status, type and code are part of the promise (docs/errors.md).
+
+MulgilError
+├── BadRequestError 400
+│   ├── InvalidJSONError
+│   ├── UnsupportedContentTypeError
+│   ├── ContextLengthError
+│   ├── UnsupportedParameterError
+│   ├── UnsupportedValueError
+│   └── UnknownParameterError
+├── InvalidFieldError 422
+├── RequestTooLargeError 413
+├── AuthenticationError 401
+├── NotFoundError 404
+│   └── ModelNotFoundError
+├── MethodNotAllowedError 405
+├── ServiceUnavailableError 503
+│   ├── EngineUnavailableError
+│   └── OverloadedError
+└── EngineError 500
+    └── InternalServerError
+
+Each error is raised where it is known and rendered in one place (`mulgil.api.errors`).
+"""
+
+from typing import ClassVar
+
+
+class MulgilError(Exception):
+    """A failure with a place in the OpenAI error envelope."""
+
+    status: ClassVar[int]
+    type: ClassVar[str] = "invalid_request_error"
+    code: str | None = None
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The response headers that belong to this failure."""
+        return {}
+
+
+class BadRequestError(MulgilError):
+    """The request cannot be understood or served, for a reason other than one field's value."""
+
+    status = 400
+
+
+class InvalidJSONError(BadRequestError):
+    """The body is not JSON: broken, NaN or Infinity, a lone surrogate, or nested too deeply."""
+
+    code = "invalid_json"
+
+
+class UnsupportedContentTypeError(BadRequestError):
+    """The body is not declared as application/json."""
+
+    code = "unsupported_content_type"
+
+
+class ContextLengthError(BadRequestError):
+    """The prompt does not fit the model's context."""
+
+    code = "context_length_exceeded"
+
+    def __init__(self, *, limit: int, prompt_tokens: int, at_least: bool = False) -> None:
+        # LangChain and LiteLLM recognise an overflow by this sentence, not by the code.
+        super().__init__(
+            f"Input tokens exceed the configured limit of {limit} tokens. Your messages resulted in "
+            f"{'at least ' if at_least else ''}{prompt_tokens} tokens. "
+            "Please reduce the length of the messages.",
+            param="messages",
+        )
+
+
+class UnsupportedParameterError(BadRequestError):
+    """A parameter that this server or model does not have."""
+
+    code = "unsupported_parameter"
+
+
+class UnsupportedValueError(BadRequestError):
+    """A value that OpenAI knows and this server or model does not have."""
+
+    code = "unsupported_value"
+
+
+class UnknownParameterError(BadRequestError):
+    """A top-level field nobody knows, where the server is set to refuse those."""
+
+    code = "unknown_parameter"
+
+
+class InvalidFieldError(MulgilError):
+    """A field is missing, of a wrong type or out of range; `param` is its dotted path."""
+
+    status = 422
+
+    def __init__(self, message: str, *, param: str, code: str) -> None:
+        super().__init__(message, param=param)
+        self.code = code
+
+
+class RequestTooLargeError(MulgilError):
+    """The body is larger than `max_body_bytes`."""
+
+    status = 413
+    code = "request_too_large"
+
+
+class AuthenticationError(MulgilError):
+    """No key (`code` null) or a wrong one (`code` invalid_api_key)."""
+
+    status = 401
+
+    def __init__(self, message: str, *, code: str | None) -> None:
+        super().__init__(message)
+        self.code = code
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"www-authenticate": "Bearer"}
+
+
+class NotFoundError(MulgilError):
+    """No such route."""
+
+    status = 404
+    code = "unknown_url"
+
+
+class ModelNotFoundError(NotFoundError):
+    """No such model, or not for this key: the two look alike on purpose."""
+
+    code = "model_not_found"
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f"The model `{model[:256]}` does not exist or you do not have access to it.", param="model")
+
+
+class MethodNotAllowedError(MulgilError):
+    """The route exists, not with this method."""
+
+    status = 405
+    code = "method_not_allowed"
+
+    def __init__(self, message: str, *, allow: str) -> None:
+        super().__init__(message)
+        self._allow = allow
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"allow": self._allow}
+
+
+class ServiceUnavailableError(MulgilError):
+    """Not now; `retry_after` seconds from now is a good moment to try again."""
+
+    status = 503
+    type = "server_error"
+
+    def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return retry_headers(self.retry_after)
+
+
+class EngineUnavailableError(ServiceUnavailableError):
+    """The engine is loading, dead or not answering."""
+
+    code = "engine_unavailable"
+
+
+class OverloadedError(ServiceUnavailableError):
+    """The engine's queue is full."""
+
+    code = "overloaded"
+
+
+class EngineError(MulgilError):
+    """The engine failed this request."""
+
+    status = 500
+    type = "server_error"
+    code = "engine_error"
+
+
+class InternalServerError(EngineError):
+    """A fault of the gateway itself; the message says nothing about its inside."""
+
+    code = "internal_error"
+
+
+def retry_headers(seconds: float) -> dict[str, str]:
+    """`retry-after` in whole seconds, at least 1, rounded up, and the exact `retry-after-ms`."""
+    milliseconds = max(1, -int(-seconds * 1000 // 1))
+    return {"retry-after": str(max(1, -(-milliseconds // 1000))), "retry-after-ms": str(milliseconds)}

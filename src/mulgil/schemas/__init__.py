@@ -1,0 +1,1 @@
+"""OpenAI's wire types: data only, one file per endpoint."""

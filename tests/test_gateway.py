@@ -1,0 +1,145 @@
+"""Prepare, generate, settle: every generation ends, once, whatever happens around it."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import pytest
+from harness import MODEL, chat_body, eventually, script
+
+from mulgil.auth.keys import Caller
+from mulgil.engine.base import Prepared, Snapshot
+from mulgil.engine.simulated import SimulatedEngine
+from mulgil.errors import EngineError, EngineUnavailableError, InternalServerError, ModelNotFoundError
+from mulgil.gateway import Gateway
+from mulgil.schemas.chat import ChatCompletionRequest
+
+CALLER = Caller(key_id="key-1", tenant="t")
+
+
+def request(content: str = "hello", **fields: object) -> ChatCompletionRequest:
+    return ChatCompletionRequest.model_validate(chat_body(content, **fields))
+
+
+def gateway(engine: SimulatedEngine | None = None) -> tuple[Gateway, SimulatedEngine]:
+    engine = engine or SimulatedEngine()
+    return Gateway(lambda: engine, (MODEL,)), engine
+
+
+async def test_a_generation_ends_with_the_engines_counts() -> None:
+    subject, _ = gateway()
+    generation = await subject.start(request(script(tokens=12)), CALLER)
+    last = await generation.finished()
+    assert last.completion_tokens == 12
+    assert last.choices[0].finish_reason == "stop"
+    assert subject.running == 0
+
+
+async def test_an_unknown_model_is_refused_before_the_engine_is_asked() -> None:
+    subject, engine = gateway()
+    with pytest.raises(ModelNotFoundError):
+        await subject.start(request(model="other"), CALLER)
+    assert engine.load().unfinished == 0
+
+
+async def test_an_abandoned_generation_stops_and_keeps_its_exact_count() -> None:
+    subject, engine = gateway()
+    generation = await subject.start(request(script(tokens=1000, gap=0.001)), CALLER)
+    await eventually(lambda: generation.snapshot.completion_tokens >= 5)
+    subject.abandon(generation)
+    subject.abandon(generation)
+    with pytest.raises(EngineError, match="cancelled"):
+        await generation.finished()
+    assert 5 <= generation.snapshot.completion_tokens < 1000
+    assert engine.load().unfinished == 0
+    assert subject.running == 0
+
+
+async def test_abandoning_a_finished_generation_changes_nothing() -> None:
+    subject, _ = gateway()
+    generation = await subject.start(request(), CALLER)
+    last = await generation.finished()
+    subject.abandon(generation)
+    assert await generation.finished() is last
+
+
+class SlowToAccept(SimulatedEngine):
+    """Takes its time before it accepts."""
+
+    async def generate(self, prepared: Prepared) -> AsyncGenerator[Snapshot]:
+        await asyncio.sleep(0.05)
+        async for snapshot in super().generate(prepared):
+            yield snapshot
+
+
+async def test_a_caller_that_is_cancelled_before_acceptance_leaves_nothing_running() -> None:
+    subject, engine = gateway(SlowToAccept())
+    starting = asyncio.create_task(subject.start(request(script(tokens=100_000, gap=0.01)), CALLER))
+    await eventually(lambda: subject.running == 1)
+    starting.cancel()
+    await asyncio.wait([starting])
+    assert starting.cancelled()
+    await eventually(lambda: subject.running == 0)
+    assert engine.load().unfinished == 0
+
+
+class Endless(SimulatedEngine):
+    """Ends without a finish reason, or with whatever it is told."""
+
+    def __init__(self, *snapshots: Snapshot, error: Exception | None = None) -> None:
+        super().__init__()
+        self._snapshots = snapshots
+        self._error = error
+
+    async def generate(self, prepared: Prepared) -> AsyncGenerator[Snapshot]:
+        async for snapshot in super().generate(prepared):
+            yield snapshot
+            break
+        if self._error is not None:
+            raise self._error
+
+
+async def test_an_answer_without_an_end_is_a_failure_and_not_a_short_answer() -> None:
+    subject, _ = gateway(Endless())
+    generation = await subject.start(request(), CALLER)
+    with pytest.raises(EngineError, match="without saying why"):
+        await generation.finished()
+
+
+async def test_an_abort_that_nobody_asked_for_is_a_failure_and_not_a_short_answer() -> None:
+    subject, engine = gateway()
+    generation = await subject.start(request(script(hang_at=2)), CALLER)
+    await engine.abort(generation.id)
+    with pytest.raises(EngineError, match="cancelled"):
+        await generation.finished()
+
+
+async def test_a_fault_in_the_engine_adapter_ends_the_generation_and_hides_its_words(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    subject, _ = gateway(Endless(error=ZeroDivisionError("secret detail")))
+    generation = await subject.start(request(), CALLER)
+    with pytest.raises(InternalServerError) as failure:
+        await generation.finished()
+    assert "secret" not in failure.value.message
+    assert "secret detail" in caplog.text
+    assert subject.running == 0
+
+
+async def test_an_engine_that_dies_ends_every_generation_with_an_error() -> None:
+    subject, engine = gateway()
+    others = [await subject.start(request(script(hang_at=2)), CALLER) for _ in range(3)]
+    await subject.start(request(script(die_at=1)), CALLER)
+    for generation in others:
+        with pytest.raises(EngineUnavailableError):
+            await generation.finished()
+    assert engine.dead
+    assert subject.running == 0
+
+
+async def test_drain_ends_what_runs_and_waits_for_it() -> None:
+    subject, engine = gateway()
+    generations = [await subject.start(request(script(hang_at=1)), CALLER) for _ in range(5)]
+    await subject.drain()
+    assert subject.running == 0
+    assert engine.load().unfinished == 0
+    assert all(generation.closed for generation in generations)
