@@ -1,13 +1,51 @@
 """Fixtures that every test may use."""
 
-from collections.abc import AsyncGenerator
+import os
+from collections.abc import AsyncGenerator, Generator
+from pathlib import Path
 
 import pytest
-from harness import Server, serving
+from harness import MODEL, Server, serving, settings
+
+from mulgil.demo_model import prepare_demo_model
+from mulgil.quickstart import cache_folder
 
 
 @pytest.fixture
 async def server() -> AsyncGenerator[Server]:
     """A gateway on the simulated engine."""
     async with serving() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+async def shared() -> AsyncGenerator[Server]:
+    """One gateway on the simulated engine, for tests that leave it as they found it."""
+    async with serving() as running:
+        yield running
+
+
+@pytest.fixture
+def no_errors_logged(caplog: pytest.LogCaptureFixture) -> Generator[None]:
+    """What the client got wrong is not the operator's business."""
+    yield
+    assert [record.getMessage() for record in caplog.get_records("call") if record.levelname == "ERROR"] == []
+
+
+@pytest.fixture(scope="session")
+def demo_model() -> Path:
+    """The folder of the demo model; made ready once and kept between runs."""
+    return prepare_demo_model(cache_folder(), lambda line: None)
+
+
+@pytest.fixture(scope="session")
+async def vllm_server(demo_model: Path) -> AsyncGenerator[Server]:
+    """A gateway on real vLLM with the demo model, started once for all tests."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    chosen = settings(
+        engine="vllm", model=str(demo_model), served_model_name=(MODEL,), max_num_seqs=16, max_model_len=2048
+    )
+    async with serving(chosen) as running:
         yield running

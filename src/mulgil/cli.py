@@ -28,10 +28,7 @@ _TAKES_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, "he
 def serve_command(context: typer.Context) -> None:
     """Serve one model. Every setting is a flag: see --help."""
     settings = _settings("serve", context.args)
-    try:
-        settings.check()
-    except ValueError as error:
-        _stop(str(error))
+    _check(settings)
     _log_to_stderr(settings)
     raise typer.Exit(serve(settings))
 
@@ -39,12 +36,12 @@ def serve_command(context: typer.Context) -> None:
 @app.command(context_settings=_TAKES_SETTINGS)
 def quickstart(context: typer.Context) -> None:
     """Serve with what is missing filled in: a demo model, a key; then say how to call it."""
+    given = _settings("quickstart", context.args)
     try:
-        settings = completed(
-            _settings("quickstart", context.args), report=lambda line: typer.echo(f"mulgil: {line}", err=True)
-        )
+        settings = completed(given, report=lambda line: typer.echo(f"mulgil: {line}", err=True))
     except DemoModelError as error:
         _stop(str(error))
+    _check(settings)
     _log_to_stderr(settings)
     raise typer.Exit(
         serve(
@@ -59,9 +56,8 @@ def quickstart(context: typer.Context) -> None:
 def check_config(context: typer.Context) -> None:
     """Print the effective settings, secrets hidden, or say what is wrong with them."""
     settings = _settings("check-config", context.args)
+    _check(settings)
     try:
-        settings.check()
-        build_keys(settings)
         check_engine_args(settings)
     except ValueError as error:
         _stop(str(error))
@@ -98,6 +94,14 @@ def _settings(command: str, arguments: list[str]) -> Settings:
             for problem in error.errors(include_url=False, include_input=False)
         )
         _stop("\n".join(problems))
+
+
+def _check(settings: Settings) -> None:
+    try:
+        settings.check()
+        build_keys(settings)
+    except ValueError as error:
+        _stop(str(error))
 
 
 def _stop(reason: str) -> NoReturn:

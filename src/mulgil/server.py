@@ -1,6 +1,7 @@
 """Runs the application under uvicorn, as `mulgil serve` does."""
 
 import asyncio
+import signal
 from collections.abc import Callable
 
 import uvicorn
@@ -46,6 +47,9 @@ def serve(
         finally:
             announcing.cancel()
 
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # uvicorn raises the signal once more when it has shut down; that must not undo a clean end.
+        signal.signal(number, lambda *_: None)
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
         runner.run(run())
     return START_FAILED if failed or not server.started else 0

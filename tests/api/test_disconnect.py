@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import struct
+from typing import Any
 
 import orjson
 import pytest
@@ -12,13 +13,13 @@ from harness import Server, chat_body, eventually, hanging_up, raw_request, scri
 SOON = 0.25
 
 
-def body(stream: bool, **directives: object) -> bytes:
+def body(stream: bool, **directives: Any) -> bytes:
     return raw_request(orjson.dumps(chat_body(script(**directives), stream=stream)))
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("directives", [{"tokens": 10_000, "gap": 0.01}, {"ttft": 60}, {"hang_at": 3}])
-async def test_hanging_up_leaves_nothing_running(server: Server, stream: bool, directives: dict[str, object]) -> None:
+async def test_hanging_up_leaves_nothing_running(server: Server, stream: bool, directives: dict[str, Any]) -> None:
     async with hanging_up(server, body(stream, **directives)) as reader:
         await eventually(lambda: server.engine.load().unfinished == 1)
         if stream:

@@ -7,7 +7,7 @@ from email.message import Message
 from typing import Any, Literal, TypeVar
 
 import orjson
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from starlette.requests import ClientDisconnect, Request
 
@@ -20,9 +20,9 @@ from mulgil.errors import (
     UnknownParameterError,
     UnsupportedContentTypeError,
 )
-from mulgil.schemas.base import RequestLimits
+from mulgil.schemas.base import RequestLimits, RequestModel
 
-M = TypeVar("M", bound=BaseModel)
+M = TypeVar("M", bound=RequestModel)
 
 _LONGEST_ECHO = 32
 
@@ -73,7 +73,7 @@ def validated(model: type[M], body: dict[str, Any], rules: BodyRules) -> M:
         InvalidFieldError: the first field that is wrong.
         UnknownParameterError: a field nobody knows, where the rules refuse those.
     """
-    if rules.unknown_fields == "reject" and (unknown := body.keys() - model.model_fields.keys()):
+    if rules.unknown_fields == "reject" and (unknown := body.keys() - model.known_fields()):
         name = min(unknown)[:64]
         raise UnknownParameterError(f"Unknown parameter: '{name}'.", param=name)
     try:
@@ -86,7 +86,8 @@ def _check_content_type(value: str) -> None:
     message = Message()
     message["content-type"] = value
     charset = message.get_content_charset("utf-8")
-    if message.get_content_type() != "application/json" or not value or charset not in ("utf-8", "us-ascii"):
+    is_json = message.get_content_type() == "application/json" and charset in ("utf-8", "us-ascii")
+    if not is_json or not value.isascii():
         raise UnsupportedContentTypeError(
             f"Unsupported content type: '{value[:64]}'. This API only accepts 'application/json' requests."
         )
@@ -127,11 +128,13 @@ def field_error(details: ErrorDetails) -> MulgilError:
     """The first validation error, in OpenAI's words; never repeats what could be a prompt."""
     kind, context, value = details["type"], details.get("ctx", {}), details["input"]
     param = _path(details["loc"])
-    if kind.startswith("union_tag"):
-        param = f"{param}.{str(context.get('discriminator', '')).strip(chr(39))}"
+    if kind == "missing_beside_others":
+        param = f"{param}.{context['field']}"
+    if kind.startswith("missing"):
+        return InvalidFieldError(
+            f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
+        )
     code, message = _explanation(kind, context, value, details["msg"])
-    if kind == "missing":
-        return InvalidFieldError(f"Missing required parameter: '{param}'.", param=param, code=code)
     return InvalidFieldError(f"Invalid '{param}': {message}.", param=param, code=code)
 
 
@@ -141,7 +144,7 @@ def _path(steps: Iterable[int | str]) -> str:
     for step in steps:
         if isinstance(step, int):
             path += f"[{step}]"
-        elif not step.startswith("<"):
+        elif not step.startswith("<") and step != "[key]":
             path += f".{step}" if path else step
     return path[:256]
 
@@ -175,21 +178,27 @@ def _explanation(kind: str, context: dict[str, Any], value: Any, otherwise: str)
         direction, sign, key = _BOUNDS[kind]
         code = f"{'decimal' if isinstance(context[key], float) else 'integer'}_{direction}"
         reason = code.replace("_", " ").replace("max ", "maximum ").replace("min ", "minimum ")
-        return code, f"{reason}. Expected a value {sign} {context[key]:g}, but got {value} instead"
+        return code, f"{reason}. Expected a value {sign} {_plain(context[key])}, but got {value} instead"
     if kind in _LENGTHS:
         code, expectation = _LENGTHS[kind]
         reason = code.replace("_", " ").replace("max ", "maximum ").replace("min ", "minimum ")
         return code, f"{reason}. Expected {expectation.format_map(context)}"
     if kind == "literal_error":
-        echo = f"'{value}' is not" if isinstance(value, str) and len(value) <= _LONGEST_ECHO else "it is not"
+        if not isinstance(value, str):
+            return "invalid_type", f"expected one of {context['expected']}, but got {_named(value)} instead"
+        echo = f"'{value}' is not" if len(value) <= _LONGEST_ECHO else "it is not"
         return "invalid_value", f"{echo} one of {context['expected']}"
-    if kind == "missing":
-        return "missing_required_parameter", otherwise
     if wanted := _TYPES.get(re.sub(r"_(type|parsing|from_float)$|_attributes_type$", "", kind)):
         return "invalid_type", f"expected {wanted}, but got {_named(value)} instead"
     return ("invalid_type" if kind == "invalid_content" else "invalid_value"), otherwise.rstrip(".")
 
 
+def _plain(bound: float) -> str:
+    return f"{bound:g}" if isinstance(bound, float) else str(bound)
+
+
 def _named(value: Any) -> str:
+    if isinstance(value, float) and abs(value) >= 2**63:
+        return "a number beyond 64 bits"  # orjson reads such an integer as a float
     names = {bool: "a boolean", int: "an integer", float: "a decimal number", str: "a string", list: "an array"}
     return "null" if value is None else names.get(type(value), "an object")

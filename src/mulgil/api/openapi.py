@@ -45,6 +45,8 @@ def install(app: FastAPI, models: Sequence[type[BaseModel]]) -> None:
             schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
             described: list[type[BaseModel]] = [*models, ErrorBody]
             _, definitions = models_json_schema([(model, "validation") for model in described], ref_template=_REF)
+            for operation in (one for path in schema["paths"].values() for one in path.values()):
+                operation["responses"].pop("422", None)  # FastAPI's own; ours is in "default"
             schema["components"] = {
                 "schemas": definitions["$defs"],
                 "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},

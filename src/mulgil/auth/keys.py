@@ -46,7 +46,7 @@ def stored_form(entry: str) -> str:
     Raises:
         ValueError: *entry* cannot be sent in a header, or is a malformed digest.
     """
-    if entry.startswith("sha256:"):
+    if entry.lower().startswith("sha256:"):
         if not _DIGEST.fullmatch(entry):
             raise ValueError("a digest is 'sha256:' and 64 lower-case hexadecimal digits")
         if entry == digest(b""):

@@ -33,7 +33,6 @@ from mulgil.errors import (
     ContextLengthError,
     EngineError,
     EngineUnavailableError,
-    ModelNotFoundError,
     MulgilError,
     OverloadedError,
 )
@@ -42,12 +41,12 @@ from mulgil.settings import EngineSettings
 
 log = logging.getLogger(__name__)
 
+_TEMPLATE_OPTIONS = {"tokenize": False, "add_generation_prompt": True, "continue_final_message": False}
 _SHUTDOWN_TIMEOUT = 10
 _CHECK_TIMEOUT = 5.0
 
 
 def _refused(error: Any) -> MulgilError:
-    """vLLM's word on a bad request; its own parameter names are the ones of our schema."""
     return BadRequestError(error.args[0] if error.args else str(error), param=getattr(error, "parameter", None))
 
 
@@ -55,8 +54,8 @@ def _failed(_: Any) -> MulgilError:
     return EngineError("The engine failed this request.")
 
 
-def _dead(_: Any) -> MulgilError:
-    return EngineUnavailableError("The engine died while it worked on this request.", retry_after=5.0)
+def _unavailable(_: Any) -> MulgilError:
+    return EngineUnavailableError("The engine could not finish this request; another try may succeed.", retry_after=5.0)
 
 
 def _busy(error: Any) -> MulgilError:
@@ -69,17 +68,17 @@ TRANSLATIONS: dict[type[Exception], Callable[[Any], MulgilError]] = {
     vllm_errors.VLLMClientError: _refused,
     vllm_errors.VLLMValidationError: _refused,
     vllm_errors.VLLMUnprocessableEntityError: _refused,
-    vllm_errors.VLLMNotFoundError: lambda error: ModelNotFoundError(str(error)),
-    vllm_errors.LoRAAdapterNotFoundError: lambda error: ModelNotFoundError(str(error)),
+    vllm_errors.VLLMNotFoundError: _failed,
+    vllm_errors.LoRAAdapterNotFoundError: _failed,
     vllm_errors.VLLMServerError: _failed,
     vllm_errors.GenerationError: _failed,
-    vllm_errors.RetryableRequestError: lambda error: EngineUnavailableError(str(error)),
+    vllm_errors.RetryableRequestError: _unavailable,
     vllm_errors.GracefulHTTPError: _busy,
     vllm_errors.QueueOverflowError: _busy,
     vllm_errors.MaxQueuedTokensError: _busy,
     vllm_errors.ProfilerAlreadyActiveError: _failed,
     EngineGenerateError: _failed,
-    EngineDeadError: _dead,
+    EngineDeadError: _unavailable,
 }
 
 
@@ -144,6 +143,7 @@ class VLLMEngine:
         self._template = load_chat_template(self._settings.chat_template)
         llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**self._args), usage_context=UsageContext.OPENAI_API_SERVER)
         self._sampling_defaults = llm.model_config.get_diff_sampling_param()
+        self._sampling_defaults.pop("max_tokens", None)  # always set by prepare()
         return llm
 
     async def stop(self) -> None:
@@ -165,14 +165,7 @@ class VLLMEngine:
             try:
                 _, (engine_input,) = await llm.renderer.render_chat_async(
                     [[self._for_template(message) for message in request.messages]],
-                    ChatParams(
-                        chat_template=self._template,
-                        chat_template_kwargs={
-                            "tokenize": False,
-                            "add_generation_prompt": True,
-                            "continue_final_message": False,
-                        },
-                    ),
+                    ChatParams(chat_template=self._template, chat_template_kwargs=dict(_TEMPLATE_OPTIONS)),
                     TokenizeParams(max_total_tokens=limit, add_special_tokens=False),
                     prompt_extras={"cache_salt": self._cache_salt(tenant)},
                 )
@@ -240,7 +233,7 @@ class VLLMEngine:
         except TimeoutError:
             raise EngineUnavailableError(f"The engine did not answer within {_CHECK_TIMEOUT:.0f} s.") from None
         except Exception as error:
-            raise _dead(error) from error
+            raise _unavailable(error) from error
 
     def load(self) -> Load:
         return Load(unfinished=self._llm.get_num_unfinished_requests() if self._llm is not None else 0)
@@ -266,13 +259,10 @@ class VLLMEngine:
         return rendered
 
     def _sampling_params(self, request: ChatCompletionRequest, *, max_tokens: int) -> SamplingParams:
-        asked = {
-            name: value
-            for name in ("temperature", "top_p", "frequency_penalty", "presence_penalty")
-            if (value := getattr(request, name)) is not None
-        }
+        same = ("temperature", "top_p", "frequency_penalty", "presence_penalty")
+        asked = {name: value for name in same if (value := getattr(request, name)) is not None}
         return SamplingParams(
-            **{name: value for name, value in self._sampling_defaults.items() if name != "max_tokens"} | asked,
+            **self._sampling_defaults | asked,
             n=request.choices,
             seed=request.seed,
             stop=request.stop or [],
@@ -296,6 +286,8 @@ def _engine_args(settings: EngineSettings) -> dict[str, Any]:
     if current_platform.is_cpu():
         # A seeded request whose prefill is split kills the core: a CPU generator cannot be rewound.
         args["enable_chunked_prefill"] = False
+        # Compiled, 0.32's CPU build answers fluently and wrongly; eager, it answers as transformers does.
+        args["enforce_eager"] = True
     return args | settings.engine_args
 
 

@@ -1,7 +1,7 @@
 """What every wire type shares, and the fields that chat and completions have in common."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticKnownError
@@ -27,6 +27,14 @@ class RequestModel(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
+    also_known: ClassVar[frozenset[str]] = frozenset()
+    """Fields of OpenAI's that are not read here, yet known: no reason for `unknown_fields=reject`."""
+
+    @classmethod
+    def known_fields(cls) -> frozenset[str]:
+        """The fields that somebody knows."""
+        return cls.also_known | cls.model_fields.keys()
+
 
 class ResponseModel(BaseModel):
     """A response body; built by us, so never coerced and never extended."""
@@ -34,12 +42,18 @@ class ResponseModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+T = TypeVar("T")
+# A list ends at its first wrong entry. Without that, a body of 2 MB in which every entry of a list is
+# wrong makes a million errors, of which one is shown, and stops the event loop for seconds.
+Listed = Annotated[list[T], Field(fail_fast=True)]
+
+
 def _listed(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
 StopSequences = Annotated[
-    list[Annotated[str, Field(min_length=1, max_length=1_024)]],
+    Listed[Annotated[str, Field(min_length=1, max_length=1_024)]],
     Field(max_length=4),
     BeforeValidator(_listed, json_schema_input_type=str | list[str]),
 ]

@@ -6,10 +6,12 @@ from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator,
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from mulgil.errors import InvalidFieldError, UnsupportedParameterError, UnsupportedValueError
-from mulgil.schemas.base import RequestModel, ResponseModel, SamplingFields, limits_of
+from mulgil.schemas.base import Listed, RequestModel, ResponseModel, SamplingFields, limits_of
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
+
+_MOST_METADATA = 16
 
 # Asked for and not done is worse than refused: each of these changes what the answer means.
 # The values listed ask for nothing, so they are accepted.
@@ -28,6 +30,28 @@ _NOT_OFFERED: dict[str, tuple[Any, ...]] = {
 }
 
 
+# Accepted, and without an effect on the answer that its reader could miss.
+_IGNORED = frozenset(
+    (
+        "parallel_tool_calls",
+        "prediction",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "reasoning_effort",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "verbosity",
+    )
+)
+
+
+def _missing(field: str) -> PydanticCustomError:
+    """The error for *field*, whose absence only the fields beside it make wrong (see `api.body.field_error`)."""
+    return PydanticCustomError("missing_beside_others", "missing '{field}'", {"field": field})
+
+
 class ContentPart(RequestModel):
     """One part of a message's content. Only `text` and `refusal` parts can be served."""
 
@@ -38,7 +62,7 @@ class ContentPart(RequestModel):
     @model_validator(mode="after")
     def _has_its_text(self) -> Self:
         if self.type in ("text", "refusal") and getattr(self, self.type) is None:
-            raise PydanticCustomError("missing_part", "a '{part}' part needs '{part}'", {"part": self.type})
+            raise _missing(self.type)
         return self
 
 
@@ -63,7 +87,7 @@ def _content_kind(value: Any) -> str | None:
 
 # Tags in angle brackets do not show up in the path of a field error (`mulgil.api.body`).
 Content = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[ContentPart], Field(min_length=1), Tag("<parts>")],
+    Annotated[str, Tag("<text>")] | Annotated[Listed[ContentPart], Field(min_length=1), Tag("<parts>")],
     Discriminator(
         _content_kind,
         custom_error_type="invalid_content",
@@ -78,17 +102,17 @@ class ChatMessage(RequestModel):
     role: Role
     content: Content | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Listed[ToolCall] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
 
     @model_validator(mode="after")
     def _is_complete(self) -> Self:
         if self.role == "tool" and self.tool_call_id is None:
-            raise PydanticCustomError("missing_in_message", "a tool message needs 'tool_call_id'")
+            raise _missing("tool_call_id")
         spoken = self.content is not None or self.refusal is not None
         if not spoken and not (self.role == "assistant" and self.tool_calls):
-            raise PydanticCustomError("missing_in_message", "a message needs 'content'")
+            raise _missing("content")
         return self
 
     @property
@@ -102,20 +126,23 @@ class ChatMessage(RequestModel):
 class ChatCompletionRequest(SamplingFields):
     """The body of `POST /v1/chat/completions`."""
 
+    also_known = frozenset(_NOT_OFFERED) | _IGNORED
+
     model: str = Field(min_length=1)
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: Listed[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     """The newer name of `max_tokens`; both may be sent when they agree."""
     user: str | None = Field(default=None, max_length=512)
     metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] | None = Field(
-        default=None, max_length=16
+        default=None, max_length=_MOST_METADATA
     )
 
-    @field_validator("messages", mode="before")
+    @field_validator("messages", "metadata", mode="before")
     @classmethod
     def _not_too_many(cls, value: Any, info: ValidationInfo) -> Any:
-        most = limits_of(info).max_messages
-        if isinstance(value, list) and len(value) > most:
+        # Before the entries are looked at: pydantic counts a dict only afterwards.
+        most = limits_of(info).max_messages if info.field_name == "messages" else _MOST_METADATA
+        if isinstance(value, list | dict) and len(value) > most:
             raise PydanticKnownError(
                 "too_long", {"field_type": "List", "max_length": most, "actual_length": len(value)}
             )

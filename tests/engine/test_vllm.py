@@ -1,0 +1,121 @@
+"""What only vLLM can get wrong."""
+
+import asyncio
+import inspect
+from collections.abc import Iterator
+
+import pytest
+from harness import MODEL, Server, chat_body, eventually, script
+
+from mulgil.errors import EngineError, EngineUnavailableError, MulgilError, OverloadedError
+from mulgil.schemas.chat import ChatCompletionRequest
+
+pytestmark = pytest.mark.model
+
+
+def vllm_exceptions() -> Iterator[type[Exception]]:
+    """Every exception that vLLM 0.32 defines for a request."""
+    import vllm.exceptions  # noqa: PLC0415 - an optional extra
+    import vllm.v1.engine.exceptions  # noqa: PLC0415 - an optional extra
+
+    for module in (vllm.exceptions, vllm.v1.engine.exceptions):
+        for _, kind in inspect.getmembers(module, inspect.isclass):
+            if issubclass(kind, Exception) and kind.__module__ == module.__name__:
+                yield kind
+
+
+def test_every_exception_that_vllm_defines_has_a_translation() -> None:
+    from mulgil.engine.vllm import TRANSLATIONS  # noqa: PLC0415 - imports vLLM
+
+    kinds = set(vllm_exceptions())
+    assert len(kinds) > 10
+    assert kinds - TRANSLATIONS.keys() == set()
+
+
+def test_each_translation_is_an_error_of_ours_with_the_right_status() -> None:
+    from vllm.exceptions import QueueOverflowError, VLLMValidationError  # noqa: PLC0415 - an optional extra
+    from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError  # noqa: PLC0415 - an optional extra
+
+    from mulgil.engine.vllm import translated  # noqa: PLC0415 - imports vLLM
+
+    def raised(error: Exception) -> MulgilError:
+        with pytest.raises(MulgilError) as caught, translated():
+            raise error
+        return caught.value
+
+    refused = raised(VLLMValidationError("too hot", parameter="temperature", value=3))
+    assert (refused.status, refused.param, refused.message) == (400, "temperature", "too hot")
+    assert isinstance(raised(EngineDeadError()), EngineUnavailableError)
+    assert isinstance(raised(EngineGenerateError()), EngineError)
+    assert isinstance(raised(QueueOverflowError()), OverloadedError)
+    unknown = raised(KeyError("a secret"))
+    assert isinstance(unknown, EngineError)
+    assert "secret" not in unknown.message
+
+
+def test_an_unknown_engine_argument_is_refused() -> None:
+    from mulgil.engine.vllm import VLLMEngine  # noqa: PLC0415 - imports vLLM
+    from mulgil.settings import EngineSettings  # noqa: PLC0415 - beside its user
+
+    with pytest.raises(ValueError, match="max_modle_len"):
+        VLLMEngine(EngineSettings(model="m", engine_args={"max_modle_len": 1}))
+
+
+async def test_counts_are_the_engines_own(vllm_server: Server) -> None:
+    from prometheus_client import REGISTRY  # noqa: PLC0415 - comes with vLLM
+
+    def counted(name: str) -> float:
+        return REGISTRY.get_sample_value(f"vllm:{name}_tokens_total", {"model_name": MODEL, "engine": "0"}) or 0.0
+
+    before = counted("prompt"), counted("generation")
+    usages = [
+        (await vllm_server.chat(content, max_tokens=most)).json()["usage"]
+        for content, most in (("Hi", 5), ("바다는 왜 파란가요?", 17), ("Count to three.", 40))
+    ]
+    assert sum(usage["prompt_tokens"] for usage in usages) == counted("prompt") - before[0]
+    assert sum(usage["completion_tokens"] for usage in usages) == counted("generation") - before[1]
+
+
+async def test_the_prefix_cache_is_shared_within_a_tenant_and_never_between_tenants(vllm_server: Server) -> None:
+    engine = vllm_server.engine
+    request = ChatCompletionRequest.model_validate(chat_body("The river flows. " * 120, max_tokens=1))
+
+    async def cached(tenant: str) -> int:
+        snapshots = [one async for one in engine.generate(await engine.prepare(request, tenant=tenant))]
+        return snapshots[-1].cached_tokens
+
+    assert await cached("a") == 0
+    assert await cached("a") > 0
+    assert await cached("b") == 0
+
+
+async def test_a_seeded_crowd_leaves_the_engine_alive(vllm_server: Server) -> None:
+    async def ask(seed: int) -> tuple[int, str]:
+        reply = await vllm_server.chat(
+            f"Write a line about the number {seed} and the sea, in plain words.",
+            temperature=0.8,
+            seed=seed % 8,
+            max_tokens=12,
+        )
+        return reply.status_code, reply.text
+
+    statuses = await asyncio.gather(*(ask(seed) for seed in range(128)))
+    assert [status for status, _ in statuses] == [200] * 128
+    alone = [(await vllm_server.chat("The sea is", temperature=0.8, seed=7, max_tokens=12)).json() for _ in range(2)]
+    assert alone[0]["choices"] == alone[1]["choices"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_while_queued_in_the_engine_leaves_nothing(
+    vllm_server: Server, stream: bool
+) -> None:
+    """Sixteen run (max_num_seqs), four wait in vLLM's own queue; all twenty hang up at once."""
+    asking = [
+        asyncio.create_task(vllm_server.chat(script("Count to a thousand: one, two,"), max_tokens=1500, stream=stream))
+        for _ in range(20)
+    ]
+    await eventually(lambda: vllm_server.engine.load().unfinished == 20, within=20)
+    for task in asking:
+        task.cancel()
+    await eventually(lambda: vllm_server.engine.load().unfinished == 0, within=0.5)
+    assert vllm_server.mulgil.gateway.running == 0

@@ -1,0 +1,82 @@
+"""What the documents say exists, and what exists is in the documents."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from harness import settings
+
+import mulgil.errors
+from mulgil.api.body import _BOUNDS, _LENGTHS
+from mulgil.app import build
+from mulgil.cli import app as command_line
+from mulgil.engine.simulated import Script
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md")])
+
+
+def codes() -> set[str]:
+    """Every `code` that an error can carry."""
+    kinds = [kind for kind in vars(mulgil.errors).values() if isinstance(kind, type)]
+    fixed = {code for kind in kinds if isinstance(code := vars(kind).get("code"), str)}
+    ranges = {f"{noun}_{direction}" for noun in ("integer", "decimal") for direction, *_ in _BOUNDS.values()}
+    return fixed | ranges | {code for code, _ in _LENGTHS.values()} | {
+        "invalid_api_key", "invalid_type", "invalid_value", "missing_required_parameter",
+    }  # fmt: skip
+
+
+def test_every_error_code_is_documented_and_every_documented_one_exists() -> None:
+    table = [line for line in (ROOT / "docs/errors.md").read_text().splitlines() if line.startswith("|")][2:]
+    documented = {code for line in table for code in re.findall(r"`([a-z_]+)`", line.rsplit("|", 2)[1])}
+    assert documented == codes()
+
+
+def test_every_route_is_in_the_readme_and_every_route_there_exists() -> None:
+    application = build(settings()).app
+    served = {
+        (method, re.sub(r":path", "", path))
+        for path, methods in application.openapi()["paths"].items()
+        for method in (name.upper() for name in methods)
+    } | {("GET", "/openapi.json")}
+    readme = (ROOT / "README.md").read_text()
+    written = set(re.findall(r"`(GET|POST|DELETE) (/[^`]*)`", readme))
+    assert written == served
+
+
+def test_every_command_is_documented_and_every_documented_one_exists() -> None:
+    commands = {
+        command.name or command.callback.__name__ for command in command_line.registered_commands if command.callback
+    }
+    text = "\n".join(page.read_text() for page in PAGES)
+    assert (
+        set(re.findall(r"\bmulgil ([a-z][a-z-]+)\b(?=[ `])", text)) & {"serve", "quickstart", "check-config", "version"}
+        <= commands
+    )
+    assert {name for name in commands if f"mulgil {name}" in text} == commands
+
+
+def test_every_simulation_field_is_documented_and_the_other_way_round() -> None:
+    text = (ROOT / "docs/simulated-engine.md").read_text()
+    assert set(re.findall(r"^\| `([a-z_]+)` \|", text, re.MULTILINE)) == set(Script.model_fields)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_script_and_file_that_is_named_exists(page: Path) -> None:
+    for name in re.findall(r"`?((?:scripts|deploy|src|tests|docs)/[A-Za-z0-9_./-]+[A-Za-z0-9])", page.read_text()):
+        assert (ROOT / name).exists(), name
+
+
+def test_the_generated_pages_are_fresh() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts/generate_docs.py"), "--check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
