@@ -160,6 +160,7 @@ async def test_json_may_be_declared_in_these_ways(shared: Server, content_type: 
         b"content-type: */*\r\n",
         b"content-type: ;;;;\r\n",
         b"content-type: " + b"x" * 10_000 + b"\r\n",
+        b'content-type: application/json; a="' + b";" * 100_000 + b"\r\n",
     ],
 )
 async def test_a_body_that_is_not_declared_as_json_is_refused(shared: Server, header: bytes) -> None:

@@ -227,9 +227,11 @@ PATHS = [
 @pytest.mark.usefixtures("no_errors_logged")
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path[:50])
 async def test_no_way_of_writing_a_path_opens_it(shared: Server, path: str) -> None:
+    # 400: the server itself refused to read it. 404, 405: it is below an open path, where nothing is.
+    expected = {404, 405} if path.startswith(("/health/", "/v1/models/")) else {400, 401}
     for method in METHODS:
         request = chat_with(path=path).replace(b"POST", method.encode(), 1)
-        assert 400 <= (await ask(shared, request)).status_code < 500
+        assert (await ask(shared, request)).status_code in expected
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,7 @@ NUMBERS: list[tuple[str, Any, str, str]] = [
     ("stream_options", {}, "invalid_value", "only allowed when 'stream' is true"),
     ("metadata", [], "invalid_type", "expected an object, but got an array"),
     ("metadata", {str(index): "x" for index in range(17)}, "array_above_max_length", "at most 16 entries"),
+    ("metadata", {str(index): 1 for index in range(17)}, "array_above_max_length", "at most 16 entries"),
     ("messages", [], "array_below_min_length", "at least 1 entries"),
     ("messages", [user("x")] * 2_049, "array_above_max_length", "at most 2048 entries"),
     ("messages", "x", "invalid_type", "expected an array, but got a string"),
