@@ -62,6 +62,12 @@ def test_without_a_key_it_cannot_be_served_unless_told_to_be_insecure() -> None:
     Settings(engine="simulated", insecure=True).check()
 
 
+def test_keys_and_insecure_contradict_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MULGIL_API_KEYS", "some-good-key")
+    with pytest.raises(ValueError, match="choose one"):
+        Settings(engine="simulated", insecure=True).check()
+
+
 def test_vllm_needs_a_model() -> None:
     with pytest.raises(ValueError, match="'model' is needed"):
         Settings(insecure=True).check()

@@ -46,12 +46,14 @@ Mulgil serves {model} at {url}
 
 curl {url}/chat/completions \\
   -H 'Authorization: Bearer {shown}' -H 'Content-Type: application/json' \\
-  -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
+  -d '{{"model": "{model}", "temperature": 0,
+       "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
 
 from openai import OpenAI  # pip install openai
 client = OpenAI(base_url="{url}", api_key="{shown}")
 for chunk in client.chat.completions.create(
-    model="{model}", stream=True, messages=[{{"role": "user", "content": "What is the capital of France?"}}]
+    model="{model}", temperature=0, stream=True,
+    messages=[{{"role": "user", "content": "What is the capital of France?"}}],
 ):
     print(chunk.choices[0].delta.content or "", end="", flush=True)
 """

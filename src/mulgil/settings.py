@@ -156,6 +156,8 @@ class Settings(EngineSettings, ServerSettings, KeySettings, BaseSettings):
         """
         if self.engine == "vllm" and not self.model:
             raise ValueError("'model' is needed with engine=vllm (or set engine=simulated)")
+        if self.api_keys and self.insecure:
+            raise ValueError("'insecure' would let everybody in although 'api_keys' is set: choose one")
         if not self.api_keys and not self.insecure:
             raise ValueError(
                 "no API key is configured: set MULGIL_API_KEYS, or --insecure to serve everybody, "
