@@ -4,14 +4,37 @@ import asyncio
 import signal
 from collections.abc import Callable
 
+import orjson
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from mulgil.api.context import RequestContext
+from mulgil.api.errors import envelope
 from mulgil.app import build
 from mulgil.engine.supervisor import Supervisor
+from mulgil.errors import BadRequestError
 from mulgil.settings import Settings
 
 START_FAILED = 3
+
 _PROGRESS_INTERVAL = 5.0
+
+
+class GatewayProtocol(HttpToolsProtocol):
+    """Answers what is no HTTP at all with the error envelope, too."""
+
+    def send_400_response(self, msg: str) -> None:
+        error = BadRequestError(msg)
+        body = orjson.dumps(envelope(error))
+        head = (
+            "HTTP/1.1 400 Bad Request\r\n"
+            "content-type: application/json\r\n"
+            f"content-length: {len(body)}\r\n"
+            f"x-request-id: {RequestContext().id}\r\n"
+            "connection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
 
 
 def serve(
@@ -62,7 +85,7 @@ def server_config(settings: Settings, app: Callable[..., object]) -> uvicorn.Con
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http="httptools",
+        http=GatewayProtocol,
         timeout_keep_alive=settings.keep_alive,
         timeout_graceful_shutdown=settings.shutdown_grace,
         access_log=False,  # ours says more, and less of what is secret
