@@ -8,10 +8,10 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from mulgil.settings import ENV_PREFIX, EngineSettings, KeySettings, ServerSettings, Settings
+from mulgil.settings import ENV_PREFIX, EngineSettings, KeySettings, LimitSettings, ServerSettings, Settings
 
 ROOT = Path(__file__).parent.parent
-GROUPS: tuple[type[BaseModel], ...] = (KeySettings, ServerSettings, EngineSettings)
+GROUPS: tuple[type[BaseModel], ...] = (KeySettings, LimitSettings, ServerSettings, EngineSettings)
 
 
 def written(name: str, field: FieldInfo) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from harness import MODEL, Server, serving, settings
+from storeservers import redis_6, store_server, valkey  # noqa: F401 - fixtures
 
 from mulgil.demo_model import prepare_demo_model
 from mulgil.quickstart import cache_folder

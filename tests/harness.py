@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -12,6 +13,7 @@ import orjson
 import uvicorn
 from pydantic import SecretStr
 
+from mulgil.admission.store import BudgetStore
 from mulgil.app import Mulgil, build
 from mulgil.engine.base import Engine
 from mulgil.server import server_config
@@ -19,14 +21,16 @@ from mulgil.settings import Settings
 
 KEY = "sk-mg-test-key-of-the-suite"
 MODEL = "demo"
+UNLIMITED = Path(__file__).parent / "unlimited.toml"
 
 
 def settings(**changes: Any) -> Settings:
-    """Settings for a test: the simulated engine, one key, a free port, and nothing from the environment."""
+    """Settings for a test: the simulated engine, one key without limits, a free port, nothing from the environment."""
     given = {
         "engine": "simulated",
         "model": MODEL,
         "api_keys": (SecretStr(KEY),),
+        "config": UNLIMITED,
         "port": 0,
         "shutdown_grace": 2,
         "engine_check_interval": 0.05,
@@ -65,11 +69,14 @@ class Server:
 
 @asynccontextmanager
 async def serving(
-    chosen: Settings | None = None, *, engine: Callable[[], Awaitable[Engine]] | None = None
+    chosen: Settings | None = None,
+    *,
+    engine: Callable[[], Awaitable[Engine]] | None = None,
+    store: BudgetStore | None = None,
 ) -> AsyncGenerator[Server]:
     """A gateway with these settings, ready to serve."""
     chosen = chosen or settings()
-    mulgil = build(chosen, engine=engine)
+    mulgil = build(chosen, engine=engine, store=store)
     uvicorn_server = uvicorn.Server(server_config(chosen, mulgil.app))
     running = asyncio.create_task(uvicorn_server.serve())
     try:

@@ -20,6 +20,8 @@ from mulgil.errors import (
     retry_headers,
 )
 
+# Which of the two it is, the budget that is used up decides.
+BUDGETS = "requests or tokens"
 DOCUMENTED = (Path(__file__).parents[1] / "docs" / "errors.md").read_text()
 
 
@@ -35,8 +37,12 @@ def test_every_error_is_documented_with_its_status_and_code(kind: type[MulgilErr
     row = next((line for line in DOCUMENTED.splitlines() if f"`{kind.code}`" in line), None)
     if kind.code is not None:
         assert row is not None
-        assert f"| {kind.status} | {kind.type} |" in row
-    assert kind.type == ("server_error" if kind.status >= 500 else "invalid_request_error")
+        told = BUDGETS if kind.status == 429 else kind.type
+        assert f"| {kind.status} | {told} |" in row
+    expected = {403: "permission_error"}.get(
+        kind.status, "server_error" if kind.status >= 500 else "invalid_request_error"
+    )
+    assert kind.status == 429 or kind.type == expected
 
 
 @pytest.mark.parametrize(

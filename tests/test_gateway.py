@@ -6,12 +6,15 @@ from collections.abc import AsyncGenerator
 import pytest
 from harness import MODEL, chat_body, eventually, script
 
+from mulgil.admission.lease import Leases
 from mulgil.auth.keys import Caller
 from mulgil.engine.base import Prepared, Snapshot
 from mulgil.engine.simulated import SimulatedEngine
 from mulgil.errors import EngineError, EngineUnavailableError, InternalServerError, ModelNotFoundError
 from mulgil.gateway import Gateway
 from mulgil.schemas.chat import ChatCompletionRequest
+from mulgil.stores.memory import MemoryStore
+from mulgil.tiers import load_tiers
 
 CALLER = Caller(key_id="key-1", tenant="t")
 
@@ -22,7 +25,8 @@ def request(content: str = "hello", **fields: object) -> ChatCompletionRequest:
 
 def gateway(engine: SimulatedEngine | None = None) -> tuple[Gateway, SimulatedEngine]:
     engine = engine or SimulatedEngine()
-    return Gateway(lambda: engine, (MODEL,)), engine
+    leases = Leases(MemoryStore(), ttl=30, renew_interval=5)
+    return Gateway(lambda: engine, (MODEL,), leases, load_tiers(None)), engine
 
 
 async def test_a_generation_ends_with_the_engines_counts() -> None:
@@ -73,7 +77,7 @@ class SlowToAccept(SimulatedEngine):
 
 async def test_a_caller_that_is_cancelled_before_acceptance_leaves_nothing_running() -> None:
     subject, engine = gateway(SlowToAccept())
-    starting = asyncio.create_task(subject.start(request(script(tokens=100_000, gap=0.01)), CALLER))
+    starting = asyncio.create_task(subject.start(request(script(tokens=4_000, gap=0.01)), CALLER))
     await eventually(lambda: subject.running == 1)
     starting.cancel()
     await asyncio.wait([starting])

@@ -8,16 +8,21 @@ from harness import eventually
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mulgil.admission.lease import Leases
+from mulgil.admission.policy import Limits
+from mulgil.admission.store import Account
 from mulgil.engine.base import ChoiceSnapshot, Prepared, Snapshot
 from mulgil.errors import EngineError
 from mulgil.generation import Generation, slices
+from mulgil.stores.memory import MemoryStore
 
 texts = st.text(st.characters(codec="utf-8"), max_size=12)
 growths = st.lists(texts, min_size=1, max_size=20)
 
 
 def generation(choices: int = 1) -> Generation:
-    return Generation(Prepared("mg-1", [1, 2, 3], 100, choices, None), model="m")
+    lease = Leases(MemoryStore(), ttl=30, renew_interval=5).open(Account("t", "k"), Limits(), Limits())
+    return Generation(Prepared("mg-1", [1, 2, 3], 100, choices, None), lease, model="m")
 
 
 def snapshot(*choice_texts: str) -> Snapshot:

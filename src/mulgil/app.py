@@ -11,10 +11,14 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from mulgil import __version__
+from mulgil.admission.lease import Leases
+from mulgil.admission.store import BudgetStore
 from mulgil.api import chat, errors, health, models, openapi
 from mulgil.api.body import BodyRules
 from mulgil.api.middleware import AuthenticationMiddleware, RequestContextMiddleware
-from mulgil.auth.source import KeySource, OpenDoor, StaticKeys
+from mulgil.auth.cached import CachedKeys
+from mulgil.auth.file import FileKeys, KeyFile
+from mulgil.auth.source import KeyChain, KeySource, OpenDoor, StaticKeys
 from mulgil.engine.base import Engine
 from mulgil.engine.simulated import SimulatedEngine
 from mulgil.engine.supervisor import Supervisor
@@ -23,10 +27,27 @@ from mulgil.gateway import Gateway
 from mulgil.schemas.base import RequestLimits
 from mulgil.schemas.chat import ChatCompletion, ChatCompletionRequest
 from mulgil.schemas.models import Model, ModelList
-from mulgil.settings import Settings
+from mulgil.settings import Settings, unknown_variables
+from mulgil.stores.fallback import FallbackStore
+from mulgil.stores.guard import GuardedStore
+from mulgil.stores.memory import MemoryStore
+from mulgil.stores.redis import RedisStore
+from mulgil.stores.redis_keys import RedisKeys
+from mulgil.tiers import load_tiers
 
 OPEN_PATHS = ("/health", "/health/", "/v1/models", "/v1/models/")
-EXPOSED_HEADERS = ("x-request-id", "openai-processing-ms", "retry-after", "retry-after-ms", "x-should-retry")
+EXPOSED_HEADERS = (
+    "x-request-id",
+    "openai-processing-ms",
+    "retry-after",
+    "retry-after-ms",
+    "x-should-retry",
+    *(
+        f"x-ratelimit-{what}-{budget}"
+        for what in ("limit", "remaining", "reset")
+        for budget in ("requests", "tokens", "input-tokens", "output-tokens")
+    ),
+)
 
 EngineBuilder = Callable[[], Awaitable[Engine]]
 
@@ -38,10 +59,19 @@ class Mulgil:
     app: FastAPI
     supervisor: Supervisor
     gateway: Gateway
+    keys: KeyChain
+    leases: Leases
+    store: GuardedStore
 
 
 def create_app() -> FastAPI:
-    """The ASGI application with the settings of the environment: the factory for gunicorn and uvicorn."""
+    """The ASGI application with the settings of the environment: the factory for gunicorn and uvicorn.
+
+    Raises:
+        ValueError: the settings cannot be served, or a `MULGIL_` variable is none.
+    """
+    if unknown := unknown_variables():
+        raise ValueError(f"no such setting: {', '.join(unknown)}")
     return build(Settings()).app
 
 
@@ -49,6 +79,7 @@ def build(
     settings: Settings,
     *,
     engine: EngineBuilder | None = None,
+    store: BudgetStore | None = None,
     on_start_failed: Callable[[], None] = lambda: signal.raise_signal(signal.SIGTERM),
 ) -> Mulgil:
     """Wire up a process.
@@ -56,6 +87,7 @@ def build(
     Args:
         settings: the configuration.
         engine: makes the engine, instead of the one that the settings name.
+        store: keeps the budgets, instead of the one that the settings name.
         on_start_failed: called when the engine cannot be started; by default the process ends.
 
     Raises:
@@ -67,7 +99,12 @@ def build(
         check_interval=settings.engine_check_interval,
         on_start_failed=on_start_failed,
     )
-    gateway = Gateway(supervisor.engine, settings.model_names)
+    keys = build_keys(settings)
+    guarded = GuardedStore(store or build_store(settings))
+    leases = Leases(
+        with_fallback(guarded, settings), ttl=settings.lease_ttl, renew_interval=settings.lease_renew_interval
+    )
+    gateway = Gateway(supervisor.engine, settings.model_names, leases, load_tiers(settings.config))
     rules = BodyRules(
         max_bytes=settings.max_body_bytes,
         max_depth=settings.max_json_depth,
@@ -82,11 +119,16 @@ def build(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
         supervisor.start()
+        leases.start()
+        keys.start()
         try:
             yield
         finally:
             await gateway.drain()
+            await leases.drain()
             await supervisor.stop()
+            await keys.close()
+            await guarded.close()
 
     app = FastAPI(
         title="Mulgil",
@@ -99,16 +141,16 @@ def build(
     )
     app.include_router(chat.routes(gateway, rules))
     app.include_router(models.routes(settings.model_names))
-    app.include_router(health.routes(lambda: supervisor.health, lambda: gateway.running))
+    app.include_router(health.routes(lambda: supervisor.health, lambda: guarded.available, lambda: gateway.running))
     errors.install(app)
     openapi.install(app, (ChatCompletionRequest, ChatCompletion, Model, ModelList))
-    add_middleware(app, settings)
-    return Mulgil(app, supervisor, gateway)
+    add_middleware(app, settings, keys)
+    return Mulgil(app, supervisor, gateway, keys, leases, guarded)
 
 
-def add_middleware(app: FastAPI, settings: Settings) -> None:
+def add_middleware(app: FastAPI, settings: Settings, keys: KeySource) -> None:
     """From the inside out; CORS is the outermost, so that a browser can read errors too."""
-    app.add_middleware(AuthenticationMiddleware, keys=build_keys(settings), open_paths=OPEN_PATHS)
+    app.add_middleware(AuthenticationMiddleware, keys=keys, open_paths=OPEN_PATHS)
     app.add_middleware(RequestContextMiddleware)
     if settings.cors_origins:
         app.add_middleware(
@@ -120,11 +162,45 @@ def add_middleware(app: FastAPI, settings: Settings) -> None:
         )
 
 
-def build_keys(settings: Settings) -> KeySource:
-    """The source of keys that the settings name."""
-    if settings.insecure:
-        return OpenDoor()
-    return StaticKeys(entry.get_secret_value() for entry in settings.api_keys)
+def build_store(settings: Settings) -> BudgetStore:
+    """The store of budgets that the settings name: shared by replicas in Redis, or of this process alone."""
+    if settings.redis_url is None:
+        return MemoryStore(lease_ttl=settings.lease_ttl)
+    return RedisStore(
+        settings.redis_url.get_secret_value(),
+        timeout=settings.store_timeout,
+        connections=settings.store_connections,
+        lease_ttl=settings.lease_ttl,
+    )
+
+
+def with_fallback(guarded: GuardedStore, settings: Settings) -> BudgetStore:
+    """*guarded*, or with `limiter_on_failure=local` also a store of this process behind it."""
+    if settings.limiter_on_failure == "closed":
+        return guarded
+    return FallbackStore(guarded, MemoryStore(lease_ttl=settings.lease_ttl), replicas=settings.replicas)
+
+
+def build_keys(settings: Settings) -> KeyChain:
+    """The sources of keys that the settings name, those first that no failure can reach.
+
+    Raises:
+        ValueError: an entry of `api_keys` is no key, or the file of keys cannot be read.
+    """
+    fixed = OpenDoor() if settings.insecure else StaticKeys(key.get_secret_value() for key in settings.api_keys)
+    stores = build_key_stores(settings)
+    sources = [FileKeys(store) if isinstance(store, KeyFile) else CachedKeys(store) for store in stores]
+    return KeyChain([fixed, *sources], stores)
+
+
+def build_key_stores(settings: Settings) -> list[KeyFile | RedisKeys]:
+    """Where keys are kept; the first one is where new keys go."""
+    stores: list[KeyFile | RedisKeys] = []
+    if settings.keys_file:
+        stores.append(KeyFile(settings.keys_file))
+    if settings.redis_url:
+        stores.append(RedisKeys(settings.redis_url.get_secret_value(), timeout=settings.store_timeout))
+    return stores
 
 
 def check_engine_args(settings: Settings) -> None:

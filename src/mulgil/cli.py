@@ -11,15 +11,24 @@ from pydantic_settings import CliApp
 
 from mulgil import __version__
 from mulgil.app import build_keys, check_engine_args
+from mulgil.audit import Audit
 from mulgil.demo_model import DemoModelError
+from mulgil.keys_command import keys_app
 from mulgil.quickstart import completed, snippet
 from mulgil.server import serve
-from mulgil.settings import ENV_PREFIX, Settings, unknown_variables
+from mulgil.settings import Settings, problems, unknown_variables
+from mulgil.tiers import load_tiers, shown
 
 _USAGE = 2
 _SECRET_WORDS = ("token", "key", "secret", "password")
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="An OpenAI-compatible gateway around vLLM.")
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    help="An OpenAI-compatible gateway around vLLM.",
+    pretty_exceptions_show_locals=False,  # locals hold keys
+)
+app.add_typer(keys_app, name="keys")
 # The flags of these commands are the settings themselves (docs/settings.md); `--help` lists them.
 _TAKES_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
@@ -54,19 +63,20 @@ def quickstart(context: typer.Context) -> None:
 
 @app.command(name="check-config", context_settings=_TAKES_SETTINGS)
 def check_config(context: typer.Context) -> None:
-    """Print the effective settings, secrets hidden, or say what is wrong with them."""
+    """Print the effective settings, secrets hidden, and the tiers; or say what is wrong with them."""
     settings = _settings("check-config", context.args)
     _check(settings)
     try:
         check_engine_args(settings)
     except ValueError as error:
         _stop(str(error))
-    shown = settings.model_dump(mode="json")
-    shown["engine_args"] = {
+    report = settings.model_dump(mode="json")
+    report["engine_args"] = {
         name: "**********" if any(word in name for word in _SECRET_WORDS) else value
         for name, value in settings.engine_args.items()
     }
-    typer.echo(orjson.dumps(shown, option=orjson.OPT_INDENT_2).decode())
+    report["tiers"] = {name: shown(tier) for name, tier in load_tiers(settings.config).items()}
+    typer.echo(orjson.dumps(report, option=orjson.OPT_INDENT_2).decode())
 
 
 @app.command()
@@ -87,19 +97,15 @@ def _settings(command: str, arguments: list[str]) -> Settings:
     try:
         return CliApp.run(Settings, cli_args=arguments)
     except ValidationError as error:
-        problems = (
-            f"{ENV_PREFIX}{'_'.join(map(str, problem['loc'])).upper()}: {problem['msg']}"
-            if problem["loc"]
-            else problem["msg"].removeprefix("Value error, ")
-            for problem in error.errors(include_url=False, include_input=False)
-        )
-        _stop("\n".join(problems))
+        _stop(problems(error))
 
 
 def _check(settings: Settings) -> None:
     try:
         settings.check()
+        load_tiers(settings.config)
         build_keys(settings)
+        Audit(settings.audit_log)
     except ValueError as error:
         _stop(str(error))
 

@@ -11,18 +11,26 @@ MulgilError
 ├── InvalidFieldError 422
 ├── RequestTooLargeError 413
 ├── AuthenticationError 401
+├── PermissionDeniedError 403
+│   └── AdminOnlyError
 ├── NotFoundError 404
-│   └── ModelNotFoundError
+│   ├── ModelNotFoundError
+│   └── KeyNotFoundError
 ├── MethodNotAllowedError 405
+├── RateLimitError 429
+│   └── RequestExceedsLimitError
 ├── ServiceUnavailableError 503
 │   ├── EngineUnavailableError
-│   └── OverloadedError
+│   ├── OverloadedError
+│   ├── LimiterUnavailableError
+│   └── KeysUnavailableError
 └── EngineError 500
     └── InternalServerError
 
 Each error is raised where it is known and rendered in one place (`mulgil.api.errors`).
 """
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 
@@ -30,7 +38,7 @@ class MulgilError(Exception):
     """A failure with a place in the OpenAI error envelope."""
 
     status: ClassVar[int]
-    type: ClassVar[str] = "invalid_request_error"
+    type: str = "invalid_request_error"
     code: str | None = None
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
@@ -126,6 +134,20 @@ class AuthenticationError(MulgilError):
         return {"www-authenticate": "Bearer"}
 
 
+class PermissionDeniedError(MulgilError):
+    """The key is known and may not do this."""
+
+    status = 403
+    type = "permission_error"
+    code = "model_not_allowed"
+
+
+class AdminOnlyError(PermissionDeniedError):
+    """A user's key, where only the admin token opens."""
+
+    code = "admin_only"
+
+
 class NotFoundError(MulgilError):
     """No such route."""
 
@@ -142,6 +164,15 @@ class ModelNotFoundError(NotFoundError):
         super().__init__(f"The model `{model[:256]}` does not exist or you do not have access to it.", param="model")
 
 
+class KeyNotFoundError(NotFoundError):
+    """No key of this id."""
+
+    code = "key_not_found"
+
+    def __init__(self, key_id: str) -> None:
+        super().__init__(f"There is no key with the id '{key_id[:64]}'.", param="key_id")
+
+
 class MethodNotAllowedError(MulgilError):
     """The route exists, not with this method."""
 
@@ -155,6 +186,39 @@ class MethodNotAllowedError(MulgilError):
     @property
     def headers(self) -> dict[str, str]:
         return {"allow": self._allow}
+
+
+class RateLimitError(MulgilError):
+    """A budget is used up; the request fits in `retry_after` seconds if nothing else happens.
+
+    `kind` is the error's type: requests (concurrency, too) or tokens.
+    """
+
+    status = 429
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, kind: str, retry_after: float, budgets: Mapping[str, str]) -> None:
+        super().__init__(message)
+        self.type = kind
+        self.retry_after = retry_after
+        self._budgets = budgets
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {**self._budgets, **retry_headers(self.retry_after)}
+
+
+class RequestExceedsLimitError(RateLimitError):
+    """A request larger than a whole limit: it never fits, so no client should try again."""
+
+    code = "request_exceeds_limit"
+
+    def __init__(self, message: str, *, kind: str) -> None:
+        super().__init__(message, kind=kind, retry_after=0.0, budgets={})
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"x-should-retry": "false"}
 
 
 class ServiceUnavailableError(MulgilError):
@@ -182,6 +246,18 @@ class OverloadedError(ServiceUnavailableError):
     """The engine's queue is full."""
 
     code = "overloaded"
+
+
+class LimiterUnavailableError(ServiceUnavailableError):
+    """The budgets cannot be asked, and the server is set to let nobody pass unasked."""
+
+    code = "limiter_unavailable"
+
+
+class KeysUnavailableError(ServiceUnavailableError):
+    """The keys cannot be read or written, so nobody can tell whether this one is right."""
+
+    code = "keys_unavailable"
 
 
 class EngineError(MulgilError):

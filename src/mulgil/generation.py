@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
+from mulgil.admission.lease import Lease
 from mulgil.engine.base import ChoiceSnapshot, Prepared, Snapshot
 from mulgil.errors import MulgilError
 
@@ -46,13 +47,15 @@ class Generation:
         model: the name that the client asked for.
         created: Unix time in whole seconds.
         prompt_tokens: exact length of the prompt.
+        lease: what it may use; open until the generation is closed.
         snapshot: the newest one.
         abandoned: nobody wants the rest.
     """
 
-    def __init__(self, prepared: Prepared, *, model: str) -> None:
+    def __init__(self, prepared: Prepared, lease: Lease, *, model: str) -> None:
         self.id = prepared.id
         self.model = model
+        self.lease = lease
         self.created = int(time.time())
         self.prompt_tokens = prepared.prompt_tokens
         self.snapshot = Snapshot((ChoiceSnapshot(),) * prepared.choices)
@@ -61,6 +64,11 @@ class Generation:
         self._closed = False
         self._error: MulgilError | None = None
         self._waiting: list[asyncio.Future[None]] = []
+
+    @property
+    def accepted_by_engine(self) -> bool:
+        """The engine has taken the request on."""
+        return self._accepted
 
     @property
     def closed(self) -> bool:

@@ -1,11 +1,12 @@
 """Every setting, declared once: its variable, flag, default, rule and the words that document it."""
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from dotenv import dotenv_values
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 ENV_PREFIX = "MULGIL_"
@@ -121,6 +122,28 @@ class ServerSettings(_Group):
     """How much is logged. Prompts and answers never are."""
 
 
+class LimitSettings(_Group):
+    """Budgets, and the store they are kept in."""
+
+    config: Path | None = None
+    """The file with the tiers, `mulgil.toml`. Default: one tier, `default`, with the built-in limits."""
+    redis_url: SecretStr | None = None
+    """Redis or Valkey that all gateways share: budgets, and keys. Default: budgets live in the process."""
+    store_timeout: float = Field(default=0.4, gt=0, le=5)
+    """Seconds that one step in the budget store may take, waiting for a connection included."""
+    store_connections: int = Field(default=32, ge=1)
+    """Most connections to the budget store; more steps than these wait for their turn."""
+    lease_ttl: float = Field(default=30.0, ge=1)
+    """Seconds after which a request of a gateway that was killed no longer holds anything."""
+    lease_renew_interval: float = Field(default=5.0, gt=0)
+    """Seconds between two renewals of all running requests; well below `lease_ttl`."""
+    limiter_on_failure: Literal["closed", "local"] = "closed"
+    """When the budget store does not answer: `closed` refuses with 503; `local` keeps a share of every limit in
+    this process, divided by `replicas`."""
+    replicas: int = Field(default=1, ge=1)
+    """How many gateways share the budget store; only `limiter_on_failure=local` asks."""
+
+
 class KeySettings(_Group):
     """Who may call."""
 
@@ -128,9 +151,16 @@ class KeySettings(_Group):
     """API keys, comma-separated: plain, or as `sha256:` and the hexadecimal digest."""
     insecure: bool = False
     """Serve whoever comes, without a key. For a closed network only."""
+    keys_file: Path | None = None
+    """The file of keys that `mulgil keys` writes; edits take effect within two seconds. With `redis_url` set, keys
+    are looked up there too."""
+    admin_token: SecretStr | None = None
+    """What opens `/admin`, at least 16 characters. Not set: there are no such routes."""
+    audit_log: Path | None = None
+    """File to which every change of a key or a balance is added as a line of JSON."""
 
 
-class Settings(EngineSettings, ServerSettings, KeySettings, BaseSettings):
+class Settings(EngineSettings, ServerSettings, LimitSettings, KeySettings, BaseSettings):
     """The whole configuration: flags win over `MULGIL_…` variables, those over `.env`.
 
     Raises:
@@ -154,15 +184,40 @@ class Settings(EngineSettings, ServerSettings, KeySettings, BaseSettings):
         Raises:
             ValueError: something is missing, or two settings contradict each other.
         """
+        if self.lease_renew_interval * 2 > self.lease_ttl:
+            raise ValueError(
+                "'lease_ttl' must be at least twice 'lease_renew_interval', or leases expire between renewals"
+            )
         if self.engine == "vllm" and not self.model:
             raise ValueError("'model' is needed with engine=vllm (or set engine=simulated)")
-        if self.api_keys and self.insecure:
-            raise ValueError("'insecure' would let everybody in although 'api_keys' is set: choose one")
-        if not self.api_keys and not self.insecure:
+        self._check_keys()
+
+    def _check_keys(self) -> None:
+        for name in ("api_keys", "keys_file"):
+            if getattr(self, name) and self.insecure:
+                raise ValueError(f"'insecure' would let everybody in although '{name}' is set: choose one")
+        if not (self.api_keys or self.keys_file or self.redis_url or self.insecure):
             raise ValueError(
-                "no API key is configured: set MULGIL_API_KEYS, or --insecure to serve everybody, "
-                "or start with scripts/serve, which makes a key"
+                "no API key is configured: set MULGIL_API_KEYS, MULGIL_KEYS_FILE or MULGIL_REDIS_URL, "
+                "or --insecure to serve everybody, or start with scripts/serve, which makes a key"
             )
+        if self.admin_token:
+            if not re.fullmatch(r"[!-~]{16,512}", self.admin_token.get_secret_value()):
+                raise ValueError("'admin_token' must be 16 to 512 printable ASCII characters without spaces")
+            if not (self.keys_file or self.redis_url):
+                raise ValueError(
+                    "'admin_token' opens routes that manage keys: 'keys_file' or 'redis_url' must say where"
+                )
+
+
+def problems(error: ValidationError) -> str:
+    """What is wrong with the settings, a line for each; values are not repeated."""
+    return "\n".join(
+        f"{ENV_PREFIX}{'_'.join(map(str, problem['loc'])).upper()}: {problem['msg']}"
+        if problem["loc"]
+        else problem["msg"].removeprefix("Value error, ")
+        for problem in error.errors(include_url=False, include_input=False)
+    )
 
 
 def unknown_variables() -> list[str]:

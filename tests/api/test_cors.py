@@ -19,10 +19,12 @@ SENT = "authorization,content-type,x-stainless-lang,x-stainless-os,x-stainless-r
 class FaultyOnDemand(SimulatedEngine):
     """An engine with a fault that one prompt meets."""
 
-    async def prepare(self, request: ChatCompletionRequest, *, tenant: str) -> Prepared:
+    async def prepare(
+        self, request: ChatCompletionRequest, *, tenant: str, default_max_tokens: int | None = None
+    ) -> Prepared:
         if request.messages[-1].text == "fault":
             raise RuntimeError("inside")
-        return await super().prepare(request, tenant=tenant)
+        return await super().prepare(request, tenant=tenant, default_max_tokens=default_max_tokens)
 
 
 async def faulty_on_demand() -> Engine:

@@ -54,7 +54,13 @@ async def test_a_ready_engine_is_alive_and_ready(shared: Server) -> None:
         assert "retry-after" not in answer.headers
     report = (await shared.client.get("/health")).json()
     assert isinstance(report.pop("since"), int)
-    assert report == {"status": "ready", "reason": "The engine answers.", "version": __version__, "running": 0}
+    assert report == {
+        "status": "ready",
+        "reason": "The engine answers.",
+        "limiter": "available",
+        "version": __version__,
+        "running": 0,
+    }
 
 
 async def test_health_counts_what_is_running(server: Server) -> None:

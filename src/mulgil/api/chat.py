@@ -50,12 +50,14 @@ def routes(gateway: Gateway, rules: BodyRules) -> APIRouter:
 
         if asked.stream:
             include_usage = asked.stream_options is not None and bool(asked.stream_options.include_usage)
-            return EventStream(_frames(generation, include_usage=include_usage), on_left=abandon)
+            return EventStream(
+                _frames(generation, include_usage=include_usage), abandon, headers=generation.lease.headers()
+            )
         try:
             snapshot = await unless_gone(request.receive, generation.finished())
         finally:
             abandon()
-        return JSONBody(_completion(generation, snapshot).model_dump())
+        return JSONBody(_completion(generation, snapshot).model_dump(), headers=generation.lease.headers())
 
     return router
 

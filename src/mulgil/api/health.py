@@ -11,17 +11,28 @@ from mulgil.api.errors import JSONBody
 from mulgil.engine.supervisor import Health
 
 
-def routes(health: Callable[[], Health], running: Callable[[], int]) -> APIRouter:
+def routes(
+    health: Callable[[], Health], limiter_available: Callable[[], bool], running: Callable[[], int]
+) -> APIRouter:
     """The health routes.
 
     Args:
         health: the engine's state.
+        limiter_available: whether the budget store answers. It does not make the server unready: all
+            replicas share it, and would leave the load balancer at once.
         running: generations under way.
     """
     router = APIRouter()
 
     def report(healthy: bool, state: Health, **more: Any) -> Response:
-        body = {"status": state.state, "reason": state.reason, "since": int(state.since), **more}
+        limiter = "available" if limiter_available() else "unavailable"
+        body = {
+            "status": state.state,
+            "reason": state.reason,
+            "since": int(state.since),
+            "limiter": limiter,
+            **more,
+        }
         headers = {"cache-control": "no-store"} | ({} if healthy else {"retry-after": "1"})
         return JSONBody(body, status_code=200 if healthy else 503, headers=headers)
 

@@ -11,7 +11,7 @@ from mulgil.api.disconnect import ClientGone
 from mulgil.api.errors import error_response
 from mulgil.auth.keys import Caller, bearer_token
 from mulgil.auth.source import KeySource
-from mulgil.errors import AuthenticationError, InternalServerError
+from mulgil.errors import AuthenticationError, InternalServerError, MulgilError
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class AuthenticationMiddleware:
         if scope["type"] in ("http", "websocket") and not self._is_open(scope["path"]):
             try:
                 context_of(scope).caller = await self._authenticate(scope)
-            except AuthenticationError as error:
+            except MulgilError as error:
                 await error_response(error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)

@@ -32,10 +32,13 @@ class EventStream(Response):
     Args:
         frames: the events, each one whole.
         on_left: called at once when the reader hangs up, and in any case when the response is over.
+        headers: to send beside those of every event stream.
     """
 
-    def __init__(self, frames: AsyncGenerator[bytes], on_left: Callable[[], None]) -> None:
-        super().__init__(headers=HEADERS)
+    def __init__(
+        self, frames: AsyncGenerator[bytes], on_left: Callable[[], None], *, headers: Mapping[str, str]
+    ) -> None:
+        super().__init__(headers={**HEADERS, **headers})
         del self.headers["content-length"]
         self._frames = frames
         self._on_left = on_left

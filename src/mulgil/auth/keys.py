@@ -5,16 +5,26 @@ enough to keep it by: there is nothing to guess. The key itself is shown once an
 """
 
 import hashlib
+import hmac
 import re
 import secrets
 import string
 from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, StrictBool
+
+from mulgil.tiers import DEFAULT, TierName
 
 PREFIX = "sk-mg-"
 _ALPHABET = string.ascii_letters + string.digits
 _SECRET_LENGTH = 43
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _LONGEST_KEY = 512
+_KEY = re.compile(rb"sk-mg-[A-Za-z0-9]{43}")
+_SHOWN = len(PREFIX) + 4
+_ID_LENGTH = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +34,133 @@ class Caller:
     Attributes:
         key_id: short public name of the key, fit for logs.
         tenant: whose key it is.
+        tier: name of the limits and rights it has.
+        models: names of the models it may use; None for all.
     """
 
     key_id: str
     tenant: str
+    tier: str = DEFAULT
+    models: tuple[str, ...] | None = None
+
+
+def _no_digest_of_nothing(value: str) -> str:
+    if value == digest(b""):
+        raise ValueError("this is the digest of no key at all: everybody would have it")
+    return value
+
+
+Digest = Annotated[str, Field(pattern=rf"^{_DIGEST.pattern}$"), AfterValidator(_no_digest_of_nothing)]
+KeyId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
+TenantName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@+-]{0,127}$")]
+ModelName = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]{1,256}$")]
+
+
+class ReplacedKey(BaseModel):
+    """The key before the last rotation.
+
+    Attributes:
+        digest: of it.
+        valid_until: when it stops being accepted.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    digest: Digest
+    valid_until: AwareDatetime
+
+
+class KeyRecord(BaseModel):
+    """All that is kept of a key.
+
+    Attributes:
+        id: its public name; stays when it is rotated.
+        digest: by which it is found.
+        prefix: its first characters, by which people tell keys apart.
+        tenant: whose it is.
+        tier: name of its limits and rights.
+        models: names of the models it may use; None for all.
+        created: when.
+        expires: when it stops being accepted; None for never.
+        disabled: not accepted for now.
+        replaced: the key before the last rotation.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    id: KeyId
+    digest: Digest
+    prefix: Annotated[str, Field(pattern=r"^[!-~]{0,16}$")] = ""
+    tenant: TenantName = "default"
+    tier: TierName = DEFAULT
+    models: Annotated[tuple[ModelName, ...], Field(min_length=1, max_length=256)] | None = None
+    created: AwareDatetime
+    expires: AwareDatetime | None = None
+    disabled: StrictBool = False
+    replaced: ReplacedKey | None = None
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """All under which it may be found."""
+        return (self.digest, self.replaced.digest) if self.replaced else (self.digest,)
+
+    @property
+    def caller(self) -> Caller:
+        """Who calls with it."""
+        return Caller(self.id, self.tenant, self.tier, self.models)
+
+    def status(self, now: datetime) -> Literal["active", "disabled", "expired"]:
+        """What is to be said of it at *now*."""
+        if self.disabled:
+            return "disabled"
+        return "expired" if self.expires is not None and self.expires <= now else "active"
+
+    def view(self, now: datetime) -> dict[str, Any]:
+        """What anybody may see of it who may see keys: no digest."""
+        return {
+            "id": self.id,
+            "prefix": self.prefix,
+            "tenant": self.tenant,
+            "tier": self.tier,
+            "models": self.models,
+            "status": self.status(now),
+            "created": self.created,
+            "expires": self.expires,
+            "disabled": self.disabled,
+            "replaced_valid_until": self.replaced.valid_until if self.replaced else None,
+        }
+
+    def opened_by(self, presented: str, now: datetime) -> bool:
+        """Whether the key with the digest *presented* is accepted at *now*."""
+        if self.status(now) != "active":
+            return False
+        if hmac.compare_digest(presented.encode(), self.digest.encode()):
+            return True
+        return (
+            self.replaced is not None
+            and hmac.compare_digest(presented.encode(), self.replaced.digest.encode())
+            and now < self.replaced.valid_until
+        )
 
 
 def new_key() -> str:
     """A fresh random key."""
     return PREFIX + "".join(secrets.choice(_ALPHABET) for _ in range(_SECRET_LENGTH))
+
+
+def new_key_id() -> str:
+    """A fresh random name for a key."""
+    return "key_" + "".join(secrets.choice(_ALPHABET) for _ in range(_ID_LENGTH))
+
+
+def public_prefix(key: str) -> str:
+    """As much of *key* as anybody may see; the rest still carries 232 bits."""
+    return key[:_SHOWN]
+
+
+def is_of_our_making(key: bytes) -> bool:
+    """Whether *key* has the form of a `new_key`."""
+    return _KEY.fullmatch(key) is not None
 
 
 def digest(key: bytes) -> str:

@@ -105,8 +105,15 @@ class Engine(Protocol):
         """Free everything. Generations still running end with an error first. Safe to call twice."""
         ...
 
-    async def prepare(self, request: ChatCompletionRequest, *, tenant: str) -> Prepared:
-        """Render and tokenise; *tenant* keeps its prefix cache apart from every other tenant's.
+    async def prepare(
+        self, request: ChatCompletionRequest, *, tenant: str, default_max_tokens: int | None = None
+    ) -> Prepared:
+        """Render and tokenise.
+
+        Args:
+            request: what to answer.
+            tenant: keeps its prefix cache apart from every other tenant's.
+            default_max_tokens: longest answer where the request sets none; None is the engine's own.
 
         Raises:
             ContextLengthError: the prompt leaves no room for an answer.

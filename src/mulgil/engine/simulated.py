@@ -94,7 +94,9 @@ class SimulatedEngine:
     async def stop(self) -> None:
         self._die()
 
-    async def prepare(self, request: ChatCompletionRequest, *, tenant: str) -> Prepared:
+    async def prepare(
+        self, request: ChatCompletionRequest, *, tenant: str, default_max_tokens: int | None = None
+    ) -> Prepared:
         script = self._script(request)
         ids = [token for message in request.messages for token in _tokenise(message.role, message.text or "")]
         room = self._max_model_len - len(ids)
@@ -104,7 +106,7 @@ class SimulatedEngine:
         return Prepared(
             id=f"sim-{secrets.token_hex(12)}",
             prompt_token_ids=ids,
-            max_tokens=min(request.output_tokens or self._default_max_tokens, room),
+            max_tokens=min(request.output_tokens or default_max_tokens or self._default_max_tokens, room),
             choices=request.choices,
             payload=_Work(script, tuple(_cut(answer, request.stop or ()) for answer in answers)),
         )

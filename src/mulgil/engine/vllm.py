@@ -42,6 +42,7 @@ from mulgil.settings import EngineSettings
 log = logging.getLogger(__name__)
 
 _TEMPLATE_OPTIONS = {"tokenize": False, "add_generation_prompt": True, "continue_final_message": False}
+_SAME = ("temperature", "top_p", "frequency_penalty", "presence_penalty")
 _SHUTDOWN_TIMEOUT = 10
 _CHECK_TIMEOUT = 5.0
 
@@ -159,7 +160,9 @@ class VLLMEngine:
             await llm.abort(list(self._running))
         await asyncio.to_thread(llm.shutdown, _SHUTDOWN_TIMEOUT)
 
-    async def prepare(self, request: ChatCompletionRequest, *, tenant: str) -> Prepared:
+    async def prepare(
+        self, request: ChatCompletionRequest, *, tenant: str, default_max_tokens: int | None = None
+    ) -> Prepared:
         llm, limit = self._living(), self.max_model_len
         with translated():
             try:
@@ -177,15 +180,10 @@ class VLLMEngine:
             ids = engine_input["prompt_token_ids"]
             if len(ids) >= limit:
                 raise ContextLengthError(limit=limit, prompt_tokens=len(ids))
-            wanted = request.output_tokens or self._settings.default_max_tokens
+            wanted = request.output_tokens or default_max_tokens or self._settings.default_max_tokens
             params = self._sampling_params(request, max_tokens=min(wanted, limit - len(ids)))
-            config = llm.vllm_config
-            params.verify(
-                llm.model_config,
-                config.speculative_config,
-                config.structured_outputs_config,
-                llm.renderer.tokenizer,
-            )
+            configs = llm.vllm_config.speculative_config, llm.vllm_config.structured_outputs_config
+            params.verify(llm.model_config, *configs, llm.renderer.tokenizer)
         return Prepared(
             id=f"mg-{secrets.token_hex(12)}",
             prompt_token_ids=ids,
@@ -231,7 +229,7 @@ class VLLMEngine:
             # The flag alone cannot see a hung core, and the future of a dead one never resolves.
             await asyncio.wait_for(llm.is_paused(), _CHECK_TIMEOUT)
         except TimeoutError:
-            raise EngineUnavailableError(f"The engine did not answer within {_CHECK_TIMEOUT:.0f} s.") from None
+            raise EngineUnavailableError(f"The engine did not answer for {_CHECK_TIMEOUT:.0f} s.") from None
         except Exception as error:
             raise _unavailable(error) from error
 
@@ -259,8 +257,7 @@ class VLLMEngine:
         return rendered
 
     def _sampling_params(self, request: ChatCompletionRequest, *, max_tokens: int) -> SamplingParams:
-        same = ("temperature", "top_p", "frequency_penalty", "presence_penalty")
-        asked = {name: value for name in same if (value := getattr(request, name)) is not None}
+        asked = {name: value for name in _SAME if (value := getattr(request, name)) is not None}
         return SamplingParams(
             **self._sampling_defaults | asked,
             n=request.choices,

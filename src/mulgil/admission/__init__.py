@@ -1,0 +1,1 @@
+"""Who may use how much: limits, leases, and the store they are kept in."""

@@ -1,0 +1,3 @@
+-- What key and tenant have used.
+save()
+return balances()

@@ -1,0 +1,103 @@
+"""Tiers: named limits and rights, from `mulgil.toml`."""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from mulgil.errors import PermissionDeniedError
+
+DEFAULT = "default"
+TierName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+_UNLIMITED = "unlimited"
+
+
+def _none_when_unlimited(value: Any) -> Any:
+    return None if value == _UNLIMITED else value
+
+
+Limit = Annotated[Annotated[int, Field(ge=1, le=2**53, strict=True)] | None, BeforeValidator(_none_when_unlimited)]
+
+
+class TierLimits(BaseModel):
+    """The four limits of one scope; None is no limit, written `"unlimited"`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    requests_per_minute: Limit = 60
+    input_tokens_per_minute: Limit = 100_000
+    output_tokens_per_minute: Limit = 50_000
+    concurrent_requests: Limit = 10
+
+
+class Tier(TierLimits):
+    """What the keys of a tier may do.
+
+    Attributes:
+        tenant: limits of all keys of a tenant together; the same numbers as a key's unless they are given.
+        models: names that may be used; empty for all.
+        priority: whose turn comes first.
+        max_tokens: longest answer that may be asked for, and the length where a request sets none.
+    """
+
+    tenant: TierLimits | None = None
+    # Whoever writes `models = []` means none, and would get all.
+    models: tuple[str, ...] = Field(default=(), min_length=1)
+    priority: Literal["interactive", "normal", "batch"] = "normal"
+    max_tokens: int | None = Field(default=None, ge=1, strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tenant_begins_with_the_keys_own(cls, table: Any) -> Any:
+        if isinstance(table, dict) and isinstance(table.get("tenant"), dict):
+            own = {name: value for name, value in table.items() if name in TierLimits.model_fields}
+            return table | {"tenant": own | table["tenant"]}
+        return table
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    tiers: dict[TierName, Tier] = Field(default_factory=dict)
+
+
+def load_tiers(path: Path | None) -> Mapping[str, Tier]:
+    """The tiers of *path*, `default` among them whether the file has it or not.
+
+    Raises:
+        ValueError: the file cannot be read, or is wrong; names the file, the table and the field.
+    """
+    if path is None:
+        return {DEFAULT: Tier()}
+    try:
+        found = _File.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise ValueError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from None
+    return {DEFAULT: Tier(), **found.tiers}
+
+
+def shown(tier: TierLimits) -> dict[str, Any]:
+    """*tier* as it would be written in the file; a limit that is none is `unlimited`."""
+    table = tier.model_dump(mode="json")
+    table |= {name: _UNLIMITED for name in TierLimits.model_fields if table[name] is None}
+    if isinstance(tier, Tier):
+        table["tenant"] = shown(
+            tier.tenant or TierLimits(**{name: getattr(tier, name) for name in TierLimits.model_fields})
+        )
+    return table
+
+
+def check_model_allowed(model: str, of_key: tuple[str, ...] | None, tier: Tier) -> None:
+    """Refuse a model that the key or its tier may not use.
+
+    Raises:
+        PermissionDeniedError: it may not.
+    """
+    for allowed in (of_key, tier.models):
+        if allowed and model not in allowed:
+            raise PermissionDeniedError(f"This key may not use the model `{model}`.", param="model")

@@ -1,0 +1,109 @@
+"""Tiers: what `mulgil.toml` may say, and what is said of one that is wrong."""
+
+from pathlib import Path
+
+import pytest
+
+from mulgil.errors import PermissionDeniedError
+from mulgil.tiers import Tier, check_model_allowed, load_tiers, shown
+
+
+def tiers(folder: Path, text: str) -> dict[str, Tier]:
+    (folder / "mulgil.toml").write_text(text)
+    return dict(load_tiers(folder / "mulgil.toml"))
+
+
+def test_without_a_file_there_is_one_tier_with_the_built_in_limits() -> None:
+    found = load_tiers(None)
+    assert found.keys() == {"default"}
+    tier = found["default"]
+    assert (tier.requests_per_minute, tier.input_tokens_per_minute) == (60, 100_000)
+    assert (tier.output_tokens_per_minute, tier.concurrent_requests) == (50_000, 10)
+    assert (tier.models, tier.priority, tier.max_tokens) == ((), "normal", None)
+
+
+def test_the_file_adds_tiers_and_may_redefine_the_default(tmp_path: Path) -> None:
+    added = tiers(tmp_path, '[tiers.gold]\nrequests_per_minute = 600\npriority = "interactive"\nmax_tokens = 512\n')
+    assert added["default"] == Tier()
+    assert (added["gold"].requests_per_minute, added["gold"].concurrent_requests) == (600, 10)
+    assert (added["gold"].priority, added["gold"].max_tokens) == ("interactive", 512)
+    assert tiers(tmp_path, "[tiers.default]\nconcurrent_requests = 2\n")["default"].concurrent_requests == 2
+
+
+def test_unlimited_is_no_limit(tmp_path: Path) -> None:
+    tier = tiers(tmp_path, '[tiers.t]\nrequests_per_minute = "unlimited"\n')["t"]
+    assert tier.requests_per_minute is None
+    assert shown(tier)["requests_per_minute"] == "unlimited"
+
+
+def test_a_tenants_limits_are_a_keys_own_unless_they_are_given(tmp_path: Path) -> None:
+    own = "[tiers.t]\nrequests_per_minute = 7\n"
+    together = '[tiers.t.tenant]\nconcurrent_requests = 99\ninput_tokens_per_minute = "unlimited"\n'
+    tenant = tiers(tmp_path, own + together)["t"].tenant
+    assert tenant is not None
+    assert (tenant.requests_per_minute, tenant.concurrent_requests, tenant.input_tokens_per_minute) == (7, 99, None)
+    assert shown(Tier(requests_per_minute=7))["tenant"]["requests_per_minute"] == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "what"),
+    [
+        ("[tiers.t]\nrequests_per_minute = 0\n", "tiers.t.requests_per_minute", "greater than or equal to 1"),
+        ("[tiers.t]\nrequests_per_minute = -1\n", "tiers.t.requests_per_minute", "greater than or equal to 1"),
+        ("[tiers.t]\nrequests_per_minute = 1.5\n", "tiers.t.requests_per_minute", "integer"),
+        ('[tiers.t]\nrequests_per_minute = "60"\n', "tiers.t.requests_per_minute", "integer"),
+        ("[tiers.t]\nconcurrent_requests = true\n", "tiers.t.concurrent_requests", "integer"),
+        ("[tiers.t]\nrequest_per_minute = 1\n", "tiers.t.request_per_minute", "not permitted"),
+        ("[tiers.t.tenant]\nrequests_per_minute = 0\n", "tiers.t.tenant.requests_per_minute", "greater than"),
+        ("[tiers.t.tenant]\nmax_tokens = 1\n", "tiers.t.tenant.max_tokens", "not permitted"),
+        ("[tiers.t]\ntenant = 1\n", "tiers.t.tenant", "TierLimits"),
+        ('[tiers.t]\npriority = "urgent"\n', "tiers.t.priority", "'interactive', 'normal' or 'batch'"),
+        ("[tiers.t]\nmax_tokens = 0\n", "tiers.t.max_tokens", "greater than or equal to 1"),
+        ("[tiers.t]\nmodels = []\n", "tiers.t.models", "at least 1"),
+        ('[tiers.t]\nmodels = "m"\n', "tiers.t.models", "tuple"),
+        ('[tiers."a b"]\n', "tiers.a b", "pattern"),
+        ("[tier.t]\n", "tier", "not permitted"),
+        ("[tiers.t\n", "line 1", "Expected"),
+    ],
+)
+def test_what_is_wrong_is_named_with_file_table_and_field(tmp_path: Path, text: str, where: str, what: str) -> None:
+    with pytest.raises(ValueError, match=what) as refused:
+        tiers(tmp_path, text)
+    assert str(tmp_path / "mulgil.toml") in str(refused.value)
+    assert where in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_file_that_is_given_must_exist(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="No such file"):
+        load_tiers(tmp_path / "mulgil.toml")
+
+
+@pytest.mark.parametrize(
+    ("of_key", "of_tier", "allowed"),
+    [
+        (None, (), True),
+        (("m",), (), True),
+        (None, ("m", "n"), True),
+        (("m",), ("m",), True),
+        (("n",), (), False),
+        (None, ("n",), False),
+        (("m",), ("n",), False),
+        (("n",), ("m",), False),
+    ],
+)
+def test_a_model_must_be_allowed_by_the_key_and_by_its_tier(
+    of_key: tuple[str, ...] | None, of_tier: tuple[str, ...], allowed: bool
+) -> None:
+    tier = Tier(models=of_tier) if of_tier else Tier()
+    if allowed:
+        check_model_allowed("m", of_key, tier)
+        return
+    with pytest.raises(PermissionDeniedError) as refused:
+        check_model_allowed("m", of_key, tier)
+    assert (refused.value.status, refused.value.type, refused.value.code) == (
+        403,
+        "permission_error",
+        "model_not_allowed",
+    )
+    assert refused.value.param == "model"
