@@ -147,3 +147,27 @@ async def test_drain_ends_what_runs_and_waits_for_it() -> None:
     assert subject.running == 0
     assert engine.load().unfinished == 0
     assert all(generation.closed for generation in generations)
+
+
+class Deaf(SimulatedEngine):
+    """Cannot be told to abort."""
+
+    async def abort(self, request_id: str) -> None:
+        raise ZeroDivisionError("deaf")
+
+
+async def test_an_engine_that_does_not_let_go_does_not_hold_up_the_drain() -> None:
+    subject, _ = gateway(Deaf())
+    generation = await subject.start(request(script(hang_at=2)), CALLER)
+    await asyncio.wait_for(subject.drain(within=0.1), 2)
+    assert subject.running == 0
+    with pytest.raises(InternalServerError):
+        await generation.finished()
+    assert generation.lease._leases.live == 0
+
+
+async def test_nothing_begins_once_it_drains() -> None:
+    subject, _ = gateway()
+    await subject.drain()
+    with pytest.raises(EngineUnavailableError, match="shutting down"):
+        await subject.start(request(), CALLER)

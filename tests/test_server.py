@@ -1,8 +1,10 @@
 """What uvicorn is told."""
 
+import asyncio
+
 import orjson
 import pytest
-from harness import Server
+from harness import Server, chat_body, raw_request
 
 
 @pytest.mark.parametrize(
@@ -23,3 +25,23 @@ async def test_what_is_no_http_gets_the_envelope_and_the_connection_is_closed(sh
     assert b"content-type: application/json" in head
     assert b"x-request-id: req_" in head
     assert orjson.loads(body)["error"].keys() == {"message", "type", "param", "code"}
+
+
+async def test_headers_without_end_are_cut_off(shared: Server) -> None:
+    reader, writer = await shared.open_socket()
+    writer.write(b"GET /health HTTP/1.1\r\nhost: test\r\n")
+    for number in range(17):
+        writer.write(b"x-%d: " % number + b"a" * 4000 + b"\r\n")
+        await writer.drain()
+        await asyncio.sleep(0.002)
+    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    assert head.startswith(b"HTTP/1.1 431 ")
+    assert orjson.loads(body)["error"]["code"] == "request_head_too_large"
+
+
+async def test_a_large_body_behind_a_small_head_is_no_large_head(shared: Server) -> None:
+    reader, writer = await shared.open_socket()
+    writer.write(raw_request(orjson.dumps(chat_body("word " * 40_000))))
+    assert (await reader.readline()).startswith(b"HTTP/1.1 400 ")  # it does not fit the context
+    writer.close()

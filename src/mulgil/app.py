@@ -4,20 +4,24 @@ import asyncio
 import importlib
 import signal
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from fastapi import FastAPI
+from pydantic import BaseModel
 from starlette.middleware.cors import CORSMiddleware
 
 from mulgil import __version__
 from mulgil.admission.lease import Leases
 from mulgil.admission.store import BudgetStore
-from mulgil.api import chat, errors, health, models, openapi
+from mulgil.api import admin, chat, errors, health, models, openapi
+from mulgil.api.admin_access import ADMIN_PATHS, AdminMiddleware
 from mulgil.api.body import BodyRules
 from mulgil.api.middleware import AuthenticationMiddleware, RequestContextMiddleware
+from mulgil.audit import Audit
 from mulgil.auth.cached import CachedKeys
 from mulgil.auth.file import FileKeys, KeyFile
+from mulgil.auth.registrar import Registrar
 from mulgil.auth.source import KeyChain, KeySource, OpenDoor, StaticKeys
 from mulgil.engine.base import Engine
 from mulgil.engine.simulated import SimulatedEngine
@@ -104,37 +108,15 @@ def build(
     leases = Leases(
         with_fallback(guarded, settings), ttl=settings.lease_ttl, renew_interval=settings.lease_renew_interval
     )
-    gateway = Gateway(supervisor.engine, settings.model_names, leases, load_tiers(settings.config))
-    rules = BodyRules(
-        max_bytes=settings.max_body_bytes,
-        max_depth=settings.max_json_depth,
-        unknown_fields=settings.unknown_fields,
-        limits=RequestLimits(
-            max_output_tokens=settings.max_output_tokens,
-            max_choices=settings.max_choices,
-            max_messages=settings.max_messages,
-        ),
-    )
-
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
-        supervisor.start()
-        leases.start()
-        keys.start()
-        try:
-            yield
-        finally:
-            await gateway.drain()
-            await leases.drain()
-            await supervisor.stop()
-            await keys.close()
-            await guarded.close()
+    tiers = load_tiers(settings.config)
+    gateway = Gateway(supervisor.engine, settings.model_names, leases, tiers)
+    rules = body_rules(settings)
 
     app = FastAPI(
         title="Mulgil",
         version=__version__,
         description="An OpenAI-compatible gateway around one in-process vLLM engine.",
-        lifespan=lifespan,
+        lifespan=lambda _: running(supervisor, gateway, keys, leases, guarded),
         docs_url=None,  # the documentation page loads its scripts from a third party
         redoc_url=None,
         redirect_slashes=False,  # a redirect would send the body, and the key, once more
@@ -143,20 +125,61 @@ def build(
     app.include_router(models.routes(settings.model_names))
     app.include_router(health.routes(lambda: supervisor.health, lambda: guarded.available, lambda: gateway.running))
     errors.install(app)
-    openapi.install(app, (ChatCompletionRequest, ChatCompletion, Model, ModelList))
+    described: list[type[BaseModel]] = [ChatCompletionRequest, ChatCompletion, Model, ModelList]
+    if settings.admin_token and keys.store:
+        audit = Audit(settings.audit_log)
+        app.include_router(admin.routes(Registrar(keys.store, tiers, audit), guarded, audit, rules))
+        described += admin.MODELS
+    openapi.install(app, described)
     add_middleware(app, settings, keys)
     return Mulgil(app, supervisor, gateway, keys, leases, guarded)
 
 
+@asynccontextmanager
+async def running(
+    supervisor: Supervisor, gateway: Gateway, keys: KeyChain, leases: Leases, store: GuardedStore
+) -> AsyncGenerator[None]:
+    """The life of a process: what is started is ended in the other order, each part whatever the others do."""
+    async with AsyncExitStack() as closings:
+        closings.push_async_callback(store.close)
+        closings.push_async_callback(keys.close)
+        closings.push_async_callback(supervisor.stop)
+        closings.push_async_callback(leases.drain)
+        closings.push_async_callback(gateway.drain)
+        supervisor.start()
+        leases.start()
+        keys.start()
+        yield
+
+
+def body_rules(settings: Settings) -> BodyRules:
+    """What a request body may be."""
+    limits = RequestLimits(
+        max_output_tokens=settings.max_output_tokens,
+        max_choices=settings.max_choices,
+        max_messages=settings.max_messages,
+    )
+    return BodyRules(
+        max_bytes=settings.max_body_bytes,
+        max_depth=settings.max_json_depth,
+        unknown_fields=settings.unknown_fields,
+        limits=limits,
+    )
+
+
 def add_middleware(app: FastAPI, settings: Settings, keys: KeySource) -> None:
     """From the inside out; CORS is the outermost, so that a browser can read errors too."""
-    app.add_middleware(AuthenticationMiddleware, keys=keys, open_paths=OPEN_PATHS)
+    # The admin's own middleware guards its paths; without it they are as closed as any.
+    guarded_elsewhere = ADMIN_PATHS if settings.admin_token else ()
+    app.add_middleware(AuthenticationMiddleware, keys=keys, open_paths=(*OPEN_PATHS, *guarded_elsewhere))
+    if settings.admin_token:
+        app.add_middleware(AdminMiddleware, token=settings.admin_token.get_secret_value(), keys=keys)
     app.add_middleware(RequestContextMiddleware)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.cors_origins,
-            allow_methods=("GET", "POST", "DELETE", "OPTIONS"),
+            allow_methods=("GET", "POST", "PATCH", "DELETE", "OPTIONS"),
             allow_headers=("*",),
             expose_headers=EXPOSED_HEADERS,
         )

@@ -10,6 +10,7 @@ MulgilError
 │   └── UnknownParameterError
 ├── InvalidFieldError 422
 ├── RequestTooLargeError 413
+├── HeadTooLargeError 431
 ├── AuthenticationError 401
 ├── PermissionDeniedError 403
 │   └── AdminOnlyError
@@ -118,6 +119,13 @@ class RequestTooLargeError(MulgilError):
 
     status = 413
     code = "request_too_large"
+
+
+class HeadTooLargeError(MulgilError):
+    """The headers of the request are larger than any client's."""
+
+    status = 431
+    code = "request_head_too_large"
 
 
 class AuthenticationError(MulgilError):

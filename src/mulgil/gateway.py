@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import aclosing
 from typing import Any
 
 from mulgil.admission.lease import Leases
@@ -10,7 +11,14 @@ from mulgil.admission.policy import Charge, Limits
 from mulgil.admission.store import Account
 from mulgil.auth.keys import Caller
 from mulgil.engine.base import Engine, Prepared
-from mulgil.errors import EngineError, InternalServerError, InvalidFieldError, ModelNotFoundError, MulgilError
+from mulgil.errors import (
+    EngineError,
+    EngineUnavailableError,
+    InternalServerError,
+    InvalidFieldError,
+    ModelNotFoundError,
+    MulgilError,
+)
 from mulgil.generation import Generation
 from mulgil.schemas.chat import ChatCompletionRequest
 from mulgil.tiers import Tier, TierLimits, check_model_allowed
@@ -37,6 +45,7 @@ class Gateway:
         self._tiers = tiers
         self._running: dict[str, tuple[Generation, Engine]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._draining = False
 
     async def start(self, request: ChatCompletionRequest, caller: Caller) -> Generation:
         """Prepare, admit and run *request*; returns when the engine has accepted it.
@@ -46,6 +55,8 @@ class Gateway:
         Raises:
             MulgilError: it was refused; nothing runs, and nothing is charged.
         """
+        if self._draining:
+            raise EngineUnavailableError("The server is shutting down.")
         tier = self._tiers.get(caller.tier) or self._tiers["default"]
         self._check(request, caller, tier)
         engine = self._engine()
@@ -73,28 +84,37 @@ class Gateway:
             return
         generation.abandoned = True
         _, engine = self._running[generation.id]
-        self._spawn(engine.abort(generation.id))
+        self._spawn(_abort(engine, generation.id))
 
     @property
     def running(self) -> int:
         """Generations that are not settled yet."""
         return len(self._running)
 
-    async def drain(self) -> None:
-        """Abandon all that still runs and wait until every generation is settled."""
+    async def drain(self, *, within: float = 5.0) -> None:
+        """Take nothing on any more, abandon all that still runs, and wait until it is settled.
+
+        What an engine does not let go of *within* seconds is cut off from it, and settled too.
+        """
+        self._draining = True
         for generation, _ in list(self._running.values()):
             self.abandon(generation)
-        while self._tasks:
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=within)
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
             await asyncio.wait(self._tasks)
 
     async def _run(self, engine: Engine, prepared: Prepared, generation: Generation) -> None:
         error: MulgilError | None = InternalServerError("The server stopped while processing your request.")
         try:
-            async for snapshot in engine.generate(prepared):
-                generation.publish(snapshot)
-                if generation.abandoned:
-                    # Also when it was abandoned before the engine knew it, so that abort found nothing.
-                    await engine.abort(prepared.id)
+            async with aclosing(engine.generate(prepared)) as snapshots:
+                async for snapshot in snapshots:
+                    generation.publish(snapshot)
+                    if generation.abandoned:
+                        # Also when it was abandoned before the engine knew it, so that abort found nothing.
+                        await _abort(engine, prepared.id)
             error = _verdict(generation)
         except MulgilError as failure:
             error = failure
@@ -126,6 +146,14 @@ class Gateway:
                 param=name,
                 code="integer_above_max_value",
             )
+
+
+async def _abort(engine: Engine, request_id: str) -> None:
+    """Abort, and leave the end to the generation's own task, whatever the engine says to it."""
+    try:
+        await engine.abort(request_id)
+    except Exception:
+        log.exception("the engine could not be told to abort")
 
 
 def _limits(tier: Tier) -> tuple[Limits, Limits]:

@@ -20,7 +20,7 @@ def completed(settings: Settings, *, report: Callable[[str], None]) -> Settings:
         DemoModelError: the demo model cannot be had.
     """
     missing: dict[str, object] = {}
-    if not settings.api_keys and not settings.insecure:
+    if not (settings.api_keys or settings.keys_file or settings.redis_url or settings.insecure):
         missing["api_keys"] = (SecretStr(_kept_key()),)
     if settings.engine == "vllm":
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")

@@ -3,6 +3,7 @@
 import asyncio
 import signal
 from collections.abc import Callable
+from http import HTTPStatus
 
 import orjson
 import uvicorn
@@ -12,22 +13,43 @@ from mulgil.api.context import RequestContext
 from mulgil.api.errors import envelope
 from mulgil.app import build
 from mulgil.engine.supervisor import Supervisor
-from mulgil.errors import BadRequestError
+from mulgil.errors import BadRequestError, HeadTooLargeError, MulgilError
 from mulgil.settings import Settings
 
 START_FAILED = 3
 
 _PROGRESS_INTERVAL = 5.0
+_LARGEST_HEAD = 64 * 1024
 
 
 class GatewayProtocol(HttpToolsProtocol):
-    """Answers what is no HTTP at all with the error envelope, too."""
+    """uvicorn's HTTP, with a bound on the head, and the error envelope even for what is no HTTP at all."""
+
+    _head = 0
+    _in_head = True
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._in_head:
+            self._head += len(data)
+            if self._head > _LARGEST_HEAD and not self.transport.is_closing():
+                self._refuse(HeadTooLargeError(f"The headers are larger than {_LARGEST_HEAD} bytes."))
+
+    def on_message_begin(self) -> None:
+        self._head, self._in_head = 0, True
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
-        error = BadRequestError(msg)
+        self._refuse(BadRequestError(msg))
+
+    def _refuse(self, error: MulgilError) -> None:
         body = orjson.dumps(envelope(error))
         head = (
-            "HTTP/1.1 400 Bad Request\r\n"
+            f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n"
             "content-type: application/json\r\n"
             f"content-length: {len(body)}\r\n"
             f"x-request-id: {RequestContext().id}\r\n"

@@ -59,7 +59,7 @@ class EngineSettings(_Group):
     chat_template: str | None = None
     """A chat template (file, or the template itself) instead of the model's own."""
     tool_call_parser: str | None = None
-    """vLLM's parser for the model's tool calls."""
+    """vLLM's parser for the model's tool calls, which are not served yet."""
     reasoning_parser: str | None = None
     """vLLM's parser for the model's reasoning."""
     engine_args: dict[str, Any] = Field(default_factory=dict)

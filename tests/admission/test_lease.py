@@ -249,3 +249,66 @@ async def test_with_local_fallback_each_replica_keeps_its_share_and_settles_wher
     await eventually(lambda: subject.counters.settled == 2)
     assert (await local.balances(ACCOUNT)).key.output_tokens == 2
     assert (await shared.balances(ACCOUNT)).key.output_tokens == 2
+
+
+async def test_an_idle_outage_stays_an_outage() -> None:
+    store = TroubledStore()
+    guarded = GuardedStore(store, threshold=1, cooldown=60)
+    subject = Leases(guarded, ttl=0.05, renew_interval=0.01)
+    subject.start()
+    store.cut = True
+    with pytest.raises(LimiterUnavailableError):
+        await opened(subject).reserve(Charge(1, 1))
+    await asyncio.sleep(0.1)
+    assert not guarded.available
+    await subject.drain()
+
+
+async def test_an_unknown_fault_of_the_store_is_told_and_does_not_end_the_care_for_leases(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Faulty(TroubledStore):
+        faults = 2
+
+        async def renew(self, reports: Sequence[Report]) -> list[bool]:
+            if self.faults:
+                self.faults -= 1
+                raise ZeroDivisionError("a fault")
+            return await super().renew(reports)
+
+    store = Faulty()
+    subject = Leases(GuardedStore(store), ttl=30, renew_interval=0.01)
+    subject.start()
+    lease = opened(subject)
+    await lease.reserve(Charge(1, 10))
+    lease.made = lambda: 4
+    await asyncio.sleep(0.1)
+    assert (await used(store)).output_tokens == 4
+    assert "a fault" in caplog.text
+    await lease.settle()
+    await subject.drain()
+
+
+async def test_with_local_fallback_a_request_larger_than_the_share_is_told_that_the_store_is_away() -> None:
+    shared = TroubledStore()
+    subject = Leases(FallbackStore(GuardedStore(shared), MemoryStore(), replicas=10), ttl=1, renew_interval=1)
+    shared.cut = True
+    with pytest.raises(LimiterUnavailableError):
+        await opened(subject).reserve(Charge(1, 101))
+    await opened(subject).reserve(Charge(1, 100))
+
+
+async def test_with_local_fallback_what_the_shared_store_did_unseen_is_undone_when_it_is_back() -> None:
+    shared = TroubledStore()
+    subject = Leases(FallbackStore(GuardedStore(shared), MemoryStore(), replicas=2), ttl=30, renew_interval=1)
+    shared.loses_replies = True
+    during = opened(subject)
+    await during.reserve(Charge(10, 10))
+    assert (await used(shared)).requests == 1
+    shared.loses_replies = False
+    await during.settle()
+    after = opened(subject)
+    await after.reserve(Charge(10, 10))
+    await after.settle()
+    found = await used(shared)
+    assert (found.requests, found.input_tokens, found.concurrency) == (1, 10, 0)

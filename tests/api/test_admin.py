@@ -1,5 +1,6 @@
 """The admin API: who may enter, what can be done, what is told about it and what never is."""
 
+import asyncio
 import logging
 import re
 from collections.abc import AsyncGenerator
@@ -11,7 +12,9 @@ import httpx2
 import orjson
 import pytest
 from fastapi import FastAPI
+from harness import Server, chat_body, serving, settings
 from keyrecords import made, now
+from pydantic import SecretStr
 
 from mulgil.admission.policy import Charge, Limits
 from mulgil.admission.store import Account, BudgetStore, Report, Reservation, Settlement, StoreError
@@ -383,3 +386,44 @@ def test_every_route_is_documented_and_every_documented_one_exists() -> None:
     assert written == {
         (method, path.replace("user", "{key_id}").replace("acme", "{tenant}")) for method, path in ROUTES
     }
+
+
+async def test_in_the_whole_application_a_key_made_by_the_admin_works_and_its_balance_is_told(tmp_path: Path) -> None:
+    chosen = settings(
+        keys_file=tmp_path / "keys.toml",
+        admin_token=SecretStr(TOKEN),
+        audit_log=tmp_path / "audit",
+        config=tmp_path / "mulgil.toml",
+    )
+    (tmp_path / "keys.toml").touch()
+    (tmp_path / "mulgil.toml").write_text(
+        '[tiers.small]\nrequests_per_minute = 2\n[tiers.small.tenant]\nrequests_per_minute = "unlimited"\n'
+    )
+    async with serving(chosen) as server:
+        administrator = {"authorization": f"Bearer {TOKEN}"}
+        made = await server.client.post("/admin/keys", json={"tenant": "acme", "tier": "small"}, headers=administrator)
+        assert made.status_code == 200, made.text
+        theirs = {"authorization": f"Bearer {made.json()['key']}"}
+
+        async def ask() -> int:
+            reply = await server.client.post("/v1/chat/completions", json=chat_body(max_tokens=2), headers=theirs)
+            return reply.status_code
+
+        async with asyncio.timeout(5):
+            while (first := await ask()) == 401:
+                await asyncio.sleep(0.1)
+        assert [first, await ask(), await ask()] == [200, 200, 429]
+        path = f"/admin/keys/{made.json()['id']}"
+        told = (await server.client.get(f"{path}/balance", headers=administrator)).json()
+        assert told["key"]["requests"] == told["of_tenant"]["requests"] == 2
+        assert (await server.client.post(f"{path}/reset", headers=administrator)).status_code == 200
+        assert (await server.client.get("/admin/keys")).status_code == 403
+        assert (await server.client.get("/admin/keys", headers={"authorization": ""})).status_code == 401
+        assert await ask() == 200
+    assert "acme" in (tmp_path / "audit").read_text()
+
+
+async def test_without_an_admin_token_the_routes_do_not_exist(server: Server) -> None:
+    assert (await server.client.get("/admin/keys")).status_code == 404
+    assert (await server.client.get("/admin/keys")).json()["error"]["code"] == "unknown_url"
+    assert not [path for path in server.mulgil.app.openapi()["paths"] if path.startswith("/admin")]

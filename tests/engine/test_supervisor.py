@@ -7,7 +7,7 @@ from harness import eventually
 
 from mulgil.engine.simulated import SimulatedEngine
 from mulgil.engine.supervisor import Supervisor
-from mulgil.errors import EngineUnavailableError
+from mulgil.errors import EngineError, EngineUnavailableError
 
 
 class Slow(SimulatedEngine):
@@ -88,10 +88,33 @@ async def test_an_engine_that_cannot_start_fails_and_tells(error: Exception) -> 
     await subject.stop()
 
 
-async def test_stopping_while_it_loads_does_not_wait_for_the_model() -> None:
+async def test_stopping_while_it_loads_does_not_wait_for_an_engine_that_can_be_cancelled() -> None:
     subject, gave_up = supervised(Slow())
     subject.start()
     await asyncio.sleep(0.01)
     await asyncio.wait_for(subject.stop(), 1)
     assert subject.health.state == "stopped"
     assert gave_up == []
+
+
+@pytest.mark.parametrize("error", [EngineError("odd"), ZeroDivisionError("odd")])
+async def test_a_check_that_fails_in_an_unknown_way_neither_ends_the_watch_nor_the_stop(error: Exception) -> None:
+    class Odd(SimulatedEngine):
+        odd = True
+        stopped = False
+
+        async def check(self) -> None:
+            if self.odd:
+                raise error
+
+        async def stop(self) -> None:
+            self.stopped = True
+
+    engine = Odd()
+    subject, _ = supervised(engine)
+    subject.start()
+    await eventually(lambda: subject.health.state == "unresponsive")
+    engine.odd = False
+    await eventually(lambda: subject.health.state == "ready")
+    await subject.stop()
+    assert engine.stopped

@@ -135,6 +135,24 @@ async def test_when_a_clusters_primary_dies_its_steps_fail_in_time_and_work_agai
         await store.close()
 
 
+async def test_a_whole_cluster_that_is_away_is_a_store_error_at_start_and_later() -> None:
+    who = Account("tenant", "key")
+    async with cluster() as nodes:
+        store = RedisStore(cluster_url(nodes), timeout=0.4)
+        assert (await store.reserve(reservation(who, "a"))).admitted
+        for node in nodes:
+            node.kill()
+        late = RedisStore(cluster_url(nodes), timeout=0.4)
+        for _ in range(4):
+            for one in (store, late):
+                with pytest.raises(StoreError):
+                    await one.reserve(reservation(who, "b"))
+                with pytest.raises(StoreError):
+                    await one.balances(who)
+        await store.close()
+        await late.close()
+
+
 async def until_it_works_again(store: RedisStore, who: Account) -> float:
     """How long steps failed; each fails in time."""
     begin = time.monotonic()

@@ -20,7 +20,7 @@ from mulgil.engine.base import ChoiceSnapshot, Load, Prepared, Snapshot, StopCau
 from mulgil.errors import ContextLengthError, EngineError, EngineUnavailableError, InvalidFieldError
 from mulgil.schemas.chat import ChatCompletionRequest
 
-_DIRECTIVE = re.compile(r"/simulate\s+(\{.*\})\s*$", re.DOTALL)
+_DIRECTIVE = "/simulate "
 _TEXT = (
     "water flows where the ground allows it and a good channel only shows the way "
     "물은 길을 따라 흐르고 stone turns it sand slows it 좋은 물길은 막지 않고 이끈다 "
@@ -35,7 +35,7 @@ class Script(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    tokens: int | None = Field(default=None, ge=0, le=1_000_000)
+    tokens: int | None = Field(default=None, ge=0, le=20_000)
     """Length of the answer; without it 8 to 64 by the prompt. Reaching it ends with `finish`."""
     text: str | None = None
     """The answer, word for word, instead of made-up words."""
@@ -149,11 +149,11 @@ class SimulatedEngine:
 
     def _script(self, request: ChatCompletionRequest) -> Script:
         last = request.messages[-1]
-        found = _DIRECTIVE.search(last.text or "") if last.role == "user" else None
-        if found is None:
+        _, found, directive = (last.text or "").rpartition(_DIRECTIVE) if last.role == "user" else ("", "", "")
+        if not found or not directive.lstrip().startswith("{"):
             return self._defaults
         try:
-            asked = Script.model_validate_json(found[1])
+            asked = Script.model_validate_json(directive)
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(str(step) for step in first["loc"])

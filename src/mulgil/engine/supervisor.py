@@ -1,7 +1,6 @@
 """The watch over the engine: starts it, knows its state, and never calls a silent engine healthy."""
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -85,8 +84,7 @@ class Supervisor:
         """End the watch, then the engine."""
         if self._task is not None:
             self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await asyncio.wait([self._task])
         if self._engine is not None:
             await self._engine.stop()
         self._become("stopped", "The server is shutting down.")
@@ -112,8 +110,11 @@ class Supervisor:
             await asyncio.sleep(self._check_interval)
             try:
                 await engine.check()
-            except EngineUnavailableError as error:
+            except MulgilError as error:
                 self._become("failed" if engine.dead else "unresponsive", error.message)
+            except Exception:
+                log.exception("the engine could not be checked")
+                self._become("failed" if engine.dead else "unresponsive", "The engine could not be checked.")
             else:
                 self._become("ready", "The engine answers.")
 

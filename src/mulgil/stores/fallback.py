@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mulgil.admission.policy import Limits
+from mulgil.admission.policy import Limits, impossible
 from mulgil.admission.store import (
     Account,
     Balances,
@@ -50,6 +50,9 @@ class FallbackStore:
             key_limits=self._share(reservation.key_limits),
             tenant_limits=self._share(reservation.tenant_limits),
         )
+        if impossible(share.charge, share.key_limits, "key") or impossible(share.charge, share.tenant_limits, "tenant"):
+            # It fits the limits, and never this share of them: only the shared store can admit it.
+            raise StoreClosedError("larger than this gateway's share of the limits")
         decision = await self._local.reserve(share)
         if decision.admitted:
             self._held_locally.add(reservation.lease_id)
@@ -59,8 +62,6 @@ class FallbackStore:
         local = [report for report in reports if report.lease_id in self._held_locally]
         shared = [report for report in reports if report.lease_id not in self._held_locally]
         kept = dict(zip((report.lease_id for report in local), await self._local.renew(local), strict=True))
-        if self._in_doubt:
-            await self._resolve_doubts()
         if shared:
             alive = await self._shared.renew(shared)
             kept |= dict(zip((report.lease_id for report in shared), alive, strict=True))
@@ -70,7 +71,9 @@ class FallbackStore:
         if settlement.report.lease_id in self._held_locally:
             self._held_locally.discard(settlement.report.lease_id)
             return await self._local.settle(settlement)
-        return await self._shared.settle(settlement)
+        balances = await self._shared.settle(settlement)
+        await self._resolve_doubts()
+        return balances
 
     async def balances(self, account: Account) -> Balances:
         try:

@@ -1,5 +1,6 @@
 """Spares everybody the wait for a store that does not answer."""
 
+import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
@@ -18,9 +19,11 @@ from mulgil.admission.store import (
 
 T = TypeVar("T")
 
+log = logging.getLogger(__name__)
+
 
 class GuardedStore:
-    """A circuit breaker around a `BudgetStore`, itself a `BudgetStore`.
+    """A circuit breaker around a `BudgetStore`, itself a `BudgetStore`. Raises nothing but `StoreError`.
 
     After *threshold* failures in a row it is open: steps fail at once, without being sent. Every
     *cooldown* seconds one step is let through, and the first that succeeds closes it.
@@ -75,8 +78,16 @@ class GuardedStore:
         try:
             result = await step()
         except StoreError:
-            self._failures += 1
-            self._next_try = self._now() + self._cooldown
+            self._count_failure()
             raise
+        except Exception as error:
+            # A fault of ours, or of the client library; the care for all other leases must not end with it.
+            log.exception("the budget store failed in an unknown way")
+            self._count_failure()
+            raise StoreError(f"the store failed with {type(error).__name__}") from error
         self._failures = 0
         return result
+
+    def _count_failure(self) -> None:
+        self._failures += 1
+        self._next_try = self._now() + self._cooldown

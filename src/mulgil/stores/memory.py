@@ -162,7 +162,7 @@ class MemoryStore:
         now: the time in seconds since any fixed moment.
     """
 
-    def __init__(self, *, lease_ttl: float = 30.0, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, *, lease_ttl: float = 30.0, now: Callable[[], float] = time.monotonic) -> None:
         self._lease_ttl = round(lease_ttl * 1000)
         self._now = now
         self._idle = max(2 * BUCKET_LIFE * 1000, BUCKET_LIFE * 1000 + self._lease_ttl)

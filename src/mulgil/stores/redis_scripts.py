@@ -8,7 +8,7 @@ from functools import partial
 from importlib.resources import files
 from typing import Any, TypeVar
 
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import NoScriptError, RedisClusterException, RedisError
 
 from mulgil.admission.store import StoreError
 from mulgil.stores.redis_clients import Connected
@@ -133,8 +133,8 @@ class ScriptRunner:
                 return await step()
         except TimeoutError:
             raise StoreError(f"no answer within {self._timeout:g} s") from None
-        except (RedisError, OSError, RuntimeError) as error:
-            # RuntimeError: uvloop's word for a transport that has just been closed.
+        except (RedisError, RedisClusterException, OSError, RuntimeError) as error:
+            # RedisClusterException is no RedisError; RuntimeError is uvloop's word for a closed transport.
             raise StoreError(self._reason(error)) from error
 
     def _reason(self, error: Exception) -> str:
