@@ -10,13 +10,12 @@ from typing import Any
 
 import httpx2
 import orjson
-import uvicorn
 from pydantic import SecretStr
 
 from mulgil.admission.store import BudgetStore
 from mulgil.app import Mulgil, build
 from mulgil.engine.base import Engine
-from mulgil.server import server_config
+from mulgil.server import GatewayServer
 from mulgil.settings import Settings
 
 KEY = "sk-mg-test-key-of-the-suite"
@@ -77,7 +76,7 @@ async def serving(
     """A gateway with these settings, ready to serve."""
     chosen = chosen or settings()
     mulgil = build(chosen, engine=engine, store=store)
-    uvicorn_server = uvicorn.Server(server_config(chosen, mulgil.app))
+    uvicorn_server = GatewayServer(chosen, mulgil)
     running = asyncio.create_task(uvicorn_server.serve())
     try:
         await eventually(lambda: uvicorn_server.started or running.done())

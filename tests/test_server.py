@@ -2,9 +2,12 @@
 
 import asyncio
 
+import httpx2
 import orjson
 import pytest
-from harness import Server, chat_body, raw_request
+from harness import KEY, Server, chat_body, events, eventually, raw_request, script, serving, settings
+
+from mulgil.admission.store import Account
 
 
 @pytest.mark.parametrize(
@@ -45,3 +48,25 @@ async def test_a_large_body_behind_a_small_head_is_no_large_head(shared: Server)
     writer.write(raw_request(orjson.dumps(chat_body("word " * 40_000))))
     assert (await reader.readline()).startswith(b"HTTP/1.1 400 ")  # it does not fit the context
     writer.close()
+
+
+async def test_what_still_runs_after_the_grace_period_gets_an_error_that_it_can_read() -> None:
+    async with httpx2.AsyncClient(headers={"authorization": f"Bearer {KEY}"}) as client:
+        async with serving(settings(shutdown_grace=0)) as server:
+
+            async def ask(**fields: bool) -> httpx2.Response:
+                body = chat_body(script(hang_at=2), **fields)
+                return await client.post(f"{server.url}/v1/chat/completions", json=body)
+
+            asked = asyncio.gather(ask(), ask(stream=True))
+            await eventually(lambda: server.engine.load().unfinished == 2)
+            caller = await server.mulgil.keys.find(KEY.encode())
+        plain, stream = await asked
+    assert plain.status_code == 500
+    assert plain.json()["error"]["code"] == "engine_error"
+    *_, last = events(stream.text)
+    assert last["error"]["code"] == "engine_error"
+    assert server.mulgil.leases.live == 0
+    assert caller is not None
+    left = (await server.mulgil.store.balances(Account(caller.tenant, caller.key_id))).key
+    assert (left.requests, left.output_tokens, left.held_tokens, left.concurrency) == (2, 4, 0, 0)

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import socket
 from collections.abc import Callable
 from http import HTTPStatus
 
@@ -11,7 +12,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from mulgil.api.context import RequestContext
 from mulgil.api.errors import envelope
-from mulgil.app import build
+from mulgil.app import Mulgil, build
 from mulgil.engine.supervisor import Supervisor
 from mulgil.errors import BadRequestError, HeadTooLargeError, MulgilError
 from mulgil.settings import Settings
@@ -19,6 +20,7 @@ from mulgil.settings import Settings
 START_FAILED = 3
 
 _PROGRESS_INTERVAL = 5.0
+_TIME_FOR_LAST_WORDS = 3
 _LARGEST_HEAD = 64 * 1024
 
 
@@ -59,6 +61,27 @@ class GatewayProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
+class GatewayServer(uvicorn.Server):
+    """uvicorn's server; at its end, what still runs after the grace period is ended by the gateway.
+
+    So a client gets an error that it can read, where uvicorn would cut it off.
+    """
+
+    def __init__(self, settings: Settings, mulgil: Mulgil) -> None:
+        super().__init__(server_config(settings, mulgil.app))
+        self._grace = settings.shutdown_grace
+        self._gateway = mulgil.gateway
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        ending = asyncio.create_task(self._end_what_still_runs())
+        await super().shutdown(sockets)
+        ending.cancel()
+
+    async def _end_what_still_runs(self) -> None:
+        await asyncio.sleep(self._grace)
+        await self._gateway.drain()
+
+
 def serve(
     settings: Settings,
     *,
@@ -83,7 +106,7 @@ def serve(
         server.should_exit = True
 
     mulgil = build(settings, on_start_failed=give_up)
-    server = uvicorn.Server(server_config(settings, mulgil.app))
+    server = GatewayServer(settings, mulgil)
 
     async def run() -> None:
         announcing = asyncio.create_task(_announce(server, mulgil.supervisor, on_loading, on_ready))
@@ -109,7 +132,7 @@ def server_config(settings: Settings, app: Callable[..., object]) -> uvicorn.Con
         loop="uvloop",
         http=GatewayProtocol,
         timeout_keep_alive=settings.keep_alive,
-        timeout_graceful_shutdown=settings.shutdown_grace,
+        timeout_graceful_shutdown=settings.shutdown_grace + _TIME_FOR_LAST_WORDS,
         access_log=False,  # ours says more, and less of what is secret
         server_header=False,
         log_config=None,
