@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from harness import MODEL, Server, chat_body, eventually, script
@@ -25,7 +26,7 @@ def vllm_exceptions() -> Iterator[type[Exception]]:
 
 
 def test_every_exception_that_vllm_defines_has_a_translation() -> None:
-    from mulgil.engine.vllm import TRANSLATIONS  # noqa: PLC0415 - imports vLLM
+    from mulgil.engine.vllm_errors import TRANSLATIONS  # noqa: PLC0415 - imports vLLM
 
     kinds = set(vllm_exceptions())
     assert len(kinds) > 10
@@ -36,7 +37,7 @@ def test_each_translation_is_an_error_of_ours_with_the_right_status() -> None:
     from vllm.exceptions import QueueOverflowError, VLLMValidationError  # noqa: PLC0415 - an optional extra
     from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError  # noqa: PLC0415 - an optional extra
 
-    from mulgil.engine.vllm import translated  # noqa: PLC0415 - imports vLLM
+    from mulgil.engine.vllm_errors import translated  # noqa: PLC0415 - imports vLLM
 
     def raised(error: Exception) -> MulgilError:
         with pytest.raises(MulgilError) as caught, translated():
@@ -119,3 +120,34 @@ async def test_a_client_that_leaves_while_queued_in_the_engine_leaves_nothing(
         task.cancel()
     await eventually(lambda: vllm_server.engine.load().unfinished == 0, within=0.5)
     await eventually(lambda: vllm_server.mulgil.gateway.running == 0, within=0.1)
+
+
+async def test_sampling_parameters_reach_the_engine(vllm_server: Server) -> None:
+    async def ask(**fields: Any) -> tuple[str, str, int]:
+        reply = (
+            await vllm_server.chat("What is the capital of France?", **{"max_tokens": 20, "temperature": 0} | fields)
+        ).json()
+        choice = reply["choices"][0]
+        return choice["message"]["content"], choice["finish_reason"], reply["usage"]["completion_tokens"]
+
+    greedy = await ask()
+    assert greedy == ("The capital of France is Paris.", "stop", 8)
+    assert await ask(temperature=1, top_p=0) == greedy
+    assert await ask(temperature=1, top_k=1) == greedy
+    assert (await ask(ignore_eos=True))[1:] == ("length", 20)
+    assert (await ask(min_tokens=12))[2] >= 12
+    tokenizer = vllm_server.engine._llm.renderer.tokenizer  # type: ignore[attr-defined]  # of the adapter alone
+    (paris,) = tokenizer.encode(" Paris", add_special_tokens=False)
+    assert "Paris" not in (await ask(logit_bias={str(paris): -100}))[0]
+    assert (await ask(stop_token_ids=[paris]))[1] == "stop"
+
+
+@pytest.mark.parametrize("fields", [{"logit_bias": {"999999": 1}}, {"stop_token_ids": [999_999], "min_tokens": 5}])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_token_id_outside_the_vocabulary_is_refused_with_a_status(
+    vllm_server: Server, fields: dict[str, Any], stream: bool
+) -> None:
+    refused = await vllm_server.chat(stream=stream, max_tokens=9, **fields)
+    assert refused.status_code == 400, refused.text
+    assert refused.json()["error"]["type"] == "invalid_request_error"
+    assert (await vllm_server.chat(max_tokens=2)).status_code == 200

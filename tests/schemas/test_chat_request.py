@@ -50,7 +50,14 @@ NUMBERS: list[tuple[str, Any, str, str]] = [
     ("temperature", True, "invalid_type", "expected a number, but got a boolean"),
     ("temperature", [1], "invalid_type", "expected a number, but got an array"),
     ("temperature", {}, "invalid_type", "expected a number, but got an object"),
-    ("top_p", 0, "decimal_below_min_value", "> 0, but got 0"),
+    ("top_p", -0.1, "decimal_below_min_value", ">= 0, but got -0.1"),
+    ("top_k", -2, "integer_below_min_value", ">= -1, but got -2"),
+    ("top_k", 1.5, "invalid_type", "expected an integer, but got a decimal number"),
+    ("min_p", 1.1, "decimal_above_max_value", "<= 1, but got 1.1"),
+    ("repetition_penalty", 0, "decimal_below_min_value", "> 0, but got 0"),
+    ("min_tokens", -1, "integer_below_min_value", ">= 0, but got -1"),
+    ("ignore_eos", 1, "invalid_type", "expected a boolean, but got an integer"),
+    ("stop_token_ids", [1] * 65, "array_above_max_length", "at most 64 entries"),
     ("top_p", 1.5, "decimal_above_max_value", "<= 1, but got 1.5"),
     ("top_p", "0.5", "invalid_type", "expected a number, but got a string"),
     ("frequency_penalty", -2.1, "decimal_below_min_value", ">= -2, but got -2.1"),
@@ -240,7 +247,6 @@ def test_a_part_that_a_text_model_cannot_read_is_refused_not_dropped(part: dict[
         ("top_logprobs", 5),
         ("top_logprobs", 10**9),
         ("top_logprobs", -1),
-        ("logit_bias", {"50256": -100}),
         ("modalities", ["text", "audio"]),
         ("audio", {"voice": "alloy", "format": "wav"}),
         ("web_search_options", {}),
@@ -265,7 +271,7 @@ def test_what_this_server_does_not_have_is_refused_not_ignored(name: str, value:
         {"max_tokens": 5, "max_completion_tokens": 5},
         {"temperature": 0, "n": 1},
         {"temperature": 2, "top_p": 1, "frequency_penalty": -2, "presence_penalty": 2},
-        {"temperature": 0.0, "top_p": 1e-9, "seed": -(2**63)},
+        {"temperature": 0.0, "top_p": 0, "seed": -(2**63)},
         {"n": 16, "seed": 2**63 - 1, "max_tokens": 1_000},
         {"stop": "\n"},
         {"stop": ["a", "b", "c", "d"]},
@@ -400,3 +406,26 @@ def test_numbers_within_the_bounds_are_kept_and_others_refused(temperature: floa
         assert (request.temperature, request.n) == (temperature, n)
     else:
         assert refusal(body).param in ("temperature", "n")
+
+
+@pytest.mark.parametrize(
+    ("bias", "param", "code"),
+    [
+        ({"1": 101}, "logit_bias.1", "decimal_above_max_value"),
+        ({"1": -100.5}, "logit_bias.1", "decimal_below_min_value"),
+        ({"1": "5"}, "logit_bias.1", "invalid_type"),
+        ({"abc": 1}, "logit_bias.abc", "invalid_value"),
+        ({"-1": 5}, "logit_bias.-1", "invalid_value"),
+        ({"1e3": 1}, "logit_bias.1e3", "invalid_value"),
+        ([1], "logit_bias", "invalid_type"),
+        ({str(token): 1 for token in range(1_025)}, "logit_bias", "array_above_max_length"),
+    ],
+)
+def test_a_bias_is_a_number_from_minus_100_to_100_for_a_token_id(bias: Any, param: str, code: str) -> None:
+    error = refusal(chat_body(logit_bias=bias))
+    assert (error.status, error.param, error.code) == (422, param, code)
+
+
+def test_more_min_tokens_than_max_tokens_is_a_contradiction() -> None:
+    error = refusal(chat_body(min_tokens=6, max_tokens=5))
+    assert (error.status, error.param, error.code) == (422, "min_tokens", "invalid_value")

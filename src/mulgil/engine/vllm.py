@@ -1,4 +1,4 @@
-"""vLLM's `AsyncLLM` behind the engine port. The only file that imports vLLM, pinned to 0.32.
+"""vLLM's `AsyncLLM` behind the engine port. With `vllm_errors` the only file that imports vLLM, pinned to 0.32.
 
 What is not obvious here was found by running 0.32.0: see "Engine" in docs/architecture.md.
 """
@@ -9,93 +9,38 @@ import hashlib
 import logging
 import os
 import secrets
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator
 from typing import Any
 
 os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # fork would copy our sockets and threads
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
-import vllm.exceptions as vllm_errors
 from vllm import AsyncEngineArgs, SamplingParams
 from vllm.config import StructuredOutputsConfig
+from vllm.exceptions import VLLMValidationError
 from vllm.platforms import current_platform
 from vllm.renderers import ChatParams, TokenizeParams
 from vllm.renderers.chat_utils import load_chat_template
 from vllm.sampling_params import RequestOutputKind
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
-from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from mulgil.engine.base import ChoiceSnapshot, Load, Prepared, Snapshot, StopCause
-from mulgil.errors import (
-    BadRequestError,
-    ContextLengthError,
-    EngineError,
-    EngineUnavailableError,
-    MulgilError,
-    OverloadedError,
-)
+from mulgil.engine.vllm_errors import translated, unavailable
+from mulgil.errors import ContextLengthError, EngineError, EngineUnavailableError
 from mulgil.schemas.chat import ChatCompletionRequest, ChatMessage
 from mulgil.settings import EngineSettings
 
 log = logging.getLogger(__name__)
 
 _TEMPLATE_OPTIONS = {"tokenize": False, "add_generation_prompt": True, "continue_final_message": False}
-_SAME = ("temperature", "top_p", "frequency_penalty", "presence_penalty")
+_SAME = (
+    "temperature", "top_p", "frequency_penalty", "presence_penalty", "top_k", "min_p", "repetition_penalty",
+    "ignore_eos", "stop_token_ids",
+)  # fmt: skip
+_SMALLEST_TOP_P = 1e-6  # vLLM refuses 0, which means: only the likeliest token
 _SHUTDOWN_TIMEOUT = 10
 _CHECK_TIMEOUT = 5.0
-
-
-def _refused(error: Any) -> MulgilError:
-    return BadRequestError(error.args[0] if error.args else str(error), param=getattr(error, "parameter", None))
-
-
-def _failed(_: Any) -> MulgilError:
-    return EngineError("The engine failed this request.")
-
-
-def _unavailable(_: Any) -> MulgilError:
-    return EngineUnavailableError("The engine could not finish this request; another try may succeed.", retry_after=5.0)
-
-
-def _busy(error: Any) -> MulgilError:
-    return OverloadedError(error.message, retry_after=2.0)
-
-
-# Complete on purpose: a test fails when vLLM grows an exception that is not listed here.
-TRANSLATIONS: dict[type[Exception], Callable[[Any], MulgilError]] = {
-    vllm_errors.VLLMError: _failed,
-    vllm_errors.VLLMClientError: _refused,
-    vllm_errors.VLLMValidationError: _refused,
-    vllm_errors.VLLMUnprocessableEntityError: _refused,
-    vllm_errors.VLLMNotFoundError: _failed,
-    vllm_errors.LoRAAdapterNotFoundError: _failed,
-    vllm_errors.VLLMServerError: _failed,
-    vllm_errors.GenerationError: _failed,
-    vllm_errors.RetryableRequestError: _unavailable,
-    vllm_errors.GracefulHTTPError: _busy,
-    vllm_errors.QueueOverflowError: _busy,
-    vllm_errors.MaxQueuedTokensError: _busy,
-    vllm_errors.ProfilerAlreadyActiveError: _failed,
-    EngineGenerateError: _failed,
-    EngineDeadError: _unavailable,
-}
-
-
-@contextmanager
-def translated() -> Iterator[None]:
-    """Turn whatever vLLM raises into an error of ours."""
-    try:
-        yield
-    except MulgilError:
-        raise
-    except Exception as error:
-        for kind in type(error).__mro__:
-            if translation := TRANSLATIONS.get(kind):
-                raise translation(error) from error
-        log.exception("vLLM raised what it does not declare")
-        raise _failed(error) from error
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -172,7 +117,7 @@ class VLLMEngine:
                     TokenizeParams(max_total_tokens=limit, add_special_tokens=False),
                     prompt_extras={"cache_salt": self._cache_salt(tenant)},
                 )
-            except vllm_errors.VLLMValidationError as error:
+            except VLLMValidationError as error:
                 if error.parameter not in ("input_tokens", "input_text"):
                     raise
                 # vLLM stops counting there.
@@ -231,7 +176,7 @@ class VLLMEngine:
         except TimeoutError:
             raise EngineUnavailableError(f"The engine did not answer for {_CHECK_TIMEOUT:.0f} s.") from None
         except Exception as error:
-            raise _unavailable(error) from error
+            raise unavailable(error) from error
 
     def load(self) -> Load:
         return Load(unfinished=self._llm.get_num_unfinished_requests() if self._llm is not None else 0)
@@ -258,11 +203,15 @@ class VLLMEngine:
 
     def _sampling_params(self, request: ChatCompletionRequest, *, max_tokens: int) -> SamplingParams:
         asked = {name: value for name in _SAME if (value := getattr(request, name)) is not None}
+        if request.top_p is not None:
+            asked["top_p"] = max(request.top_p, _SMALLEST_TOP_P)
         return SamplingParams(
             **self._sampling_defaults | asked,
             n=request.choices,
             seed=request.seed,
             stop=request.stop or [],
+            logit_bias={int(token): bias for token, bias in (request.logit_bias or {}).items()} or None,
+            min_tokens=min(request.min_tokens or 0, max_tokens),
             max_tokens=max_tokens,
             output_kind=RequestOutputKind.CUMULATIVE,
             skip_clone=True,

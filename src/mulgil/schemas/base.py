@@ -59,6 +59,10 @@ StopSequences = Annotated[
 ]
 
 
+Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
+_MOST_BIASES = 1_024
+
+
 class StreamOptions(RequestModel):
     """How a stream is sent."""
 
@@ -70,7 +74,7 @@ class SamplingFields(RequestModel):
     """The sampling parameters of chat and completions. `None` means: the model's own default."""
 
     temperature: float | None = Field(default=None, ge=0, le=2, allow_inf_nan=False)
-    top_p: float | None = Field(default=None, gt=0, le=1, allow_inf_nan=False)
+    top_p: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2, allow_inf_nan=False)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2, allow_inf_nan=False)
     max_tokens: int | None = Field(default=None, ge=1)
@@ -79,6 +83,19 @@ class SamplingFields(RequestModel):
     """How many answers to make for one prompt."""
     seed: int | None = Field(default=None, ge=-(2**63), le=2**63 - 1)
     stop: StopSequences | None = None
+    logit_bias: dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Bias] | None = None
+    """Added to the score of a token, by its id in the model's vocabulary."""
+
+    top_k: int | None = Field(default=None, ge=-1, le=2**31 - 1)
+    """vLLM's, as are the next five. Only so many of the likeliest tokens; 0 or -1 for all."""
+    min_p: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
+    repetition_penalty: float | None = Field(default=None, gt=0, le=2, allow_inf_nan=False)
+    min_tokens: int | None = Field(default=None, ge=0)
+    """No end before so many tokens."""
+    ignore_eos: bool | None = None
+    """Go on where the model would end."""
+    stop_token_ids: Listed[Annotated[int, Field(ge=0, le=2**31 - 1)]] | None = Field(default=None, max_length=64)
+
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -89,6 +106,16 @@ class SamplingFields(RequestModel):
         most = limits.max_choices if info.field_name == "n" else limits.max_output_tokens
         if value is not None and value > most:
             raise PydanticKnownError("less_than_equal", {"le": most})
+        return value
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _not_too_many_biases(cls, value: Any) -> Any:
+        # Before the entries are looked at: pydantic counts a dict only afterwards.
+        if isinstance(value, dict) and len(value) > _MOST_BIASES:
+            raise PydanticKnownError(
+                "too_long", {"field_type": "Dictionary", "max_length": _MOST_BIASES, "actual_length": len(value)}
+            )
         return value
 
     @property

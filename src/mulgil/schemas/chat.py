@@ -19,7 +19,6 @@ _NOT_OFFERED: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "function_call": ("none",),
     "functions": ([],),
-    "logit_bias": ({},),
     "logprobs": (False,),
     "modalities": (["text"],),
     "response_format": ({"type": "text"},),
@@ -165,6 +164,8 @@ def check_agreement(request: ChatCompletionRequest) -> None:
         raise _contradiction("max_tokens", "differs from 'max_completion_tokens'; send one of the two")
     if request.stream_options is not None and not request.stream:
         raise _contradiction("stream_options", "is only allowed when 'stream' is true")
+    if request.output_tokens is not None and (request.min_tokens or 0) > request.output_tokens:
+        raise _contradiction("min_tokens", f"is more than the {request.output_tokens} tokens that may be made")
     if request.choices > 1 and request.temperature == 0:
         raise _contradiction("n", "must be 1 when 'temperature' is 0, since every choice would be the same")
     _check_messages(request.messages)
