@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import platform
+import random
 import socket
 import ssl
 import subprocess
@@ -30,10 +31,15 @@ VALKEY = _valkey()
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port below those that the system gives to outgoing connections.
+
+    So it is still free when a server that was killed is started again.
+    """
+    while True:
+        port = random.SystemRandom().randrange(12_000, 30_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class StoreServer:

@@ -131,7 +131,7 @@ async def test_cancelling_the_reader_aborts(engine: Engine) -> None:
     await eventually(lambda: engine.load().unfinished == 1)
     running.cancel()
     await asyncio.wait([running])
-    await eventually(lambda: engine.load().unfinished == 0, within=0.1)
+    await eventually(lambda: engine.load().unfinished == 0, within=0.25)
 
 
 @pytest.mark.parametrize("words", [2_500, 60_000])

@@ -51,7 +51,7 @@ async def test_hanging_up_leaves_the_engine_idle(vllm_server: Server, stream: bo
             if stream:
                 await reader.readuntil(b'"content":"')
         await eventually(lambda: vllm_server.engine.load().unfinished == 0, within=0.25)
-        await eventually(lambda: vllm_server.mulgil.gateway.running == 0, within=0.1)
+        await eventually(lambda: vllm_server.mulgil.gateway.running == 0, within=0.25)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -119,7 +119,7 @@ async def test_a_client_that_leaves_while_queued_in_the_engine_leaves_nothing(
     for task in asking:
         task.cancel()
     await eventually(lambda: vllm_server.engine.load().unfinished == 0, within=0.5)
-    await eventually(lambda: vllm_server.mulgil.gateway.running == 0, within=0.1)
+    await eventually(lambda: vllm_server.mulgil.gateway.running == 0, within=0.25)
 
 
 async def test_sampling_parameters_reach_the_engine(vllm_server: Server) -> None:

@@ -57,7 +57,8 @@ async def in_time(step: Any, *, within: float = 0.4) -> StoreError:
     begin = time.monotonic()
     with pytest.raises(StoreError) as caught:
         await step
-    assert time.monotonic() - begin < within + 0.1
+    # A deadline that does not hold lasts for many seconds; a busy machine may be a little late.
+    assert time.monotonic() - begin < within + 1
     return caught.value
 
 
@@ -262,7 +263,7 @@ async def test_waiting_for_a_connection_counts_as_part_of_the_step(valkey: Store
         proxy.hole = True
         begin = time.monotonic()
         await asyncio.gather(*(in_time(store.ping(), within=0.2) for _ in range(10)))
-        assert time.monotonic() - begin < 0.4
+        assert time.monotonic() - begin < 1.2  # ten one after the other would take 2 s
 
 
 @pytest.mark.parametrize(
