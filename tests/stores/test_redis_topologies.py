@@ -235,7 +235,9 @@ async def test_without_any_sentinel_a_step_fails_in_time() -> None:
     await store.close()
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")
+@pytest.mark.skipif(
+    shutil.which("openssl") is None, reason="makes its certificate with openssl: install it to run this"
+)
 async def test_tls_is_checked_against_the_given_authority(tmp_path: Path, valkey: StoreServer) -> None:
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     await asyncio.to_thread(
