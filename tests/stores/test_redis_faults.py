@@ -380,3 +380,13 @@ def test_a_url_that_is_none_is_refused_without_being_repeated() -> None:
         with pytest.raises(ValueError) as caught:
             RedisStore(url)
         assert "hush" not in str(caught.value)
+
+
+async def test_time_in_which_our_own_loop_was_busy_is_not_blamed_on_the_store(valkey: StoreServer) -> None:
+    who = account()
+    async with stores(valkey.url, timeout=0.2) as store:
+        step = asyncio.create_task(reserve(store, who, "a"))
+        for _ in range(5):
+            await asyncio.sleep(0)
+            time.sleep(0.15)  # noqa: ASYNC251 - the very thing that is tested
+        assert (await step).admitted

@@ -2,7 +2,8 @@
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
@@ -15,6 +16,7 @@ from mulgil.stores.redis_clients import Connected
 
 T = TypeVar("T")
 
+_SLICES = 16
 _BATCH = 100
 _LONGEST_REASON = 200
 
@@ -60,7 +62,7 @@ class ScriptRunner:
     Args:
         connected: the client.
         connections: most commands on their way at the same time; the others wait.
-        timeout: seconds for one step, waiting included.
+        timeout: seconds for one step, waiting included; those in which our own loop was busy do not count.
     """
 
     def __init__(self, connected: Connected, *, connections: int, timeout: float) -> None:
@@ -129,7 +131,7 @@ class ScriptRunner:
 
     async def _attempt(self, step: Callable[[], Awaitable[T]]) -> T:
         try:
-            async with asyncio.timeout(self._timeout), self._turns:
+            async with _deadline(self._timeout), self._turns:
                 return await step()
         except TimeoutError:
             raise StoreError(f"no answer within {self._timeout:g} s") from None
@@ -142,3 +144,29 @@ class ScriptRunner:
         for secret in self._connected.secrets:
             reason = reason.replace(secret, "…")
         return reason
+
+
+@asynccontextmanager
+async def _deadline(seconds: float) -> AsyncGenerator[None]:
+    """Raises `TimeoutError` after *seconds* in which the event loop would have noticed an answer.
+
+    Counted in slices, each ended by a turn of the loop: a burst of requests that keeps the loop from
+    reading replies for a while must not look like a store that does not answer.
+    """
+    loop = asyncio.get_running_loop()
+    left = _SLICES
+
+    def tick() -> None:
+        nonlocal left, timer
+        left -= 1
+        if left > 0:
+            timer = loop.call_later(seconds / _SLICES, tick)
+        else:
+            timeout.reschedule(loop.time())
+
+    async with asyncio.timeout(None) as timeout:
+        timer = loop.call_later(seconds / _SLICES, tick)
+        try:
+            yield
+        finally:
+            timer.cancel()
