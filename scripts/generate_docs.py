@@ -8,10 +8,18 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from mulgil.settings import ENV_PREFIX, EngineSettings, KeySettings, LimitSettings, ServerSettings, Settings
+from mulgil.settings import (
+    ENV_PREFIX,
+    EmbeddingSettings,
+    EngineSettings,
+    KeySettings,
+    LimitSettings,
+    ServerSettings,
+    Settings,
+)
 
 ROOT = Path(__file__).parent.parent
-GROUPS: tuple[type[BaseModel], ...] = (KeySettings, LimitSettings, ServerSettings, EngineSettings)
+GROUPS: tuple[type[BaseModel], ...] = (KeySettings, LimitSettings, ServerSettings, EngineSettings, EmbeddingSettings)
 
 
 def written(name: str, field: FieldInfo) -> str:
@@ -34,7 +42,7 @@ def settings_page() -> str:
     lines = [
         "# Settings",
         "",
-        "Generated from `src/mulgil/settings.py` by `scripts/format`; edit there.",
+        "Generated from `src/mulgil/settings` by `scripts/format`; edit there.",
         "",
         "Each setting is a flag (`--max-model-len 4096`), a variable (`MULGIL_MAX_MODEL_LEN=4096`) and a line in",
         "`.env`; flags win over variables, variables over `.env`. Lists are comma-separated. A `MULGIL_` variable that",

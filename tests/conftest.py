@@ -5,10 +5,11 @@ from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 
 import pytest
+from embeddings import EMBEDDER
 from harness import MODEL, Server, serving, settings
 from storeservers import redis_6, store_server, valkey  # noqa: F401 - fixtures
 
-from mulgil.demo_model import prepare_demo_model
+from mulgil.demo_model import prepare_demo_embedder, prepare_demo_model
 from mulgil.quickstart import cache_folder
 
 
@@ -40,13 +41,28 @@ def demo_model() -> Path:
 
 
 @pytest.fixture(scope="session")
-async def vllm_server(demo_model: Path) -> AsyncGenerator[Server]:
-    """A gateway on real vLLM with the demo model, started once for all tests."""
+def demo_embedder() -> Path:
+    """The folder of the demo model for embeddings; made ready once and kept between runs."""
+    return prepare_demo_embedder(cache_folder(), lambda line: None)
+
+
+@pytest.fixture(scope="session")
+async def vllm_server(demo_model: Path, demo_embedder: Path) -> AsyncGenerator[Server]:
+    """A gateway on real vLLM with both demo models, started once for all tests."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     chosen = settings(
-        engine="vllm", model=str(demo_model), served_model_name=(MODEL,), max_num_seqs=16, max_model_len=2048
+        engine="vllm",
+        model=str(demo_model),
+        served_model_name=(MODEL,),
+        max_num_seqs=16,
+        max_model_len=2048,
+        tool_call_parser="hermes",
+        embeddings_model=str(demo_embedder),
+        embeddings_served_name=(EMBEDDER,),
     )
     async with serving(chosen) as running:
+        assert running.mulgil.embeddings is not None
+        await running.mulgil.embeddings.supervisor.until_ready()
         yield running

@@ -120,6 +120,29 @@ def test_quickstart_is_up_within_seconds_and_prints_a_call_that_works(tmp_path: 
     assert key.read_text().strip() in printed
 
 
+def test_quickstart_with_embeddings_prints_a_call_for_them_too(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mulgil", "quickstart", "--embeddings", "--engine=simulated", "--port=0"],
+        cwd=tmp_path,
+        env=ENVIRONMENT | {"PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        printed = ""
+        while "The sea is deep" not in printed:
+            printed += process.stdout.readline()
+        curl = printed[printed.rindex("curl ") :].rstrip()
+        reply = subprocess.run(["bash", "-c", f"{curl} --silent"], capture_output=True, text=True, check=True).stdout
+        assert [len(entry["embedding"]) for entry in orjson.loads(reply)["data"]] == [384, 384]
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=10)
+    assert process.returncode == 0
+
+
 def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 import mulgil.demo_model
-from mulgil.demo_model import GGUF, NAME, SUMS, DemoModelError, prepare_demo_model
+from mulgil.demo_model import GGUF, NAME, prepare_demo_model
+from mulgil.packaged_model import SUMS, DemoModelError
 
 pytestmark = pytest.mark.model
 

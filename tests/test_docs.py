@@ -12,7 +12,7 @@ import mulgil.errors
 from mulgil.api.body import _BOUNDS, _LENGTHS
 from mulgil.app import build
 from mulgil.cli import app as command_line
-from mulgil.engine.simulated import Script
+from mulgil.engine.simulated_answers import Script
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md")])
@@ -35,7 +35,7 @@ def test_every_error_code_is_documented_and_every_documented_one_exists() -> Non
 
 
 def test_every_route_is_in_the_readme_and_every_route_there_exists() -> None:
-    application = build(settings()).app
+    application = build(settings(embeddings_model="any")).app
     served = {
         (method, re.sub(r":path", "", path))
         for path, methods in application.openapi()["paths"].items()
@@ -73,6 +73,27 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 def test_every_script_and_file_that_is_named_exists(page: Path) -> None:
     for name in re.findall(r"`?((?:scripts|deploy|src|tests|docs)/[A-Za-z0-9_./-]+[A-Za-z0-9])", page.read_text()):
         assert (ROOT / name).exists(), name
+
+
+def examples() -> list[Path]:
+    return [path for path in (ROOT / "examples").rglob("*.*") if path.is_file() and "node_modules" not in path.parts]
+
+
+def test_every_example_is_in_the_page_of_clients_and_every_one_there_exists() -> None:
+    named = set(re.findall(r"`(examples/[^`]+)`", (ROOT / "docs/clients.md").read_text()))
+    assert named == {str(path.relative_to(ROOT)) for path in examples()}
+
+
+def test_every_snippet_for_a_client_is_part_of_an_example() -> None:
+    def without_indent(text: str) -> str:
+        return "\n".join(line.strip() for line in text.strip().splitlines())
+
+    page = (ROOT / "docs/clients.md").read_text()
+    snippets = re.findall(r"^```(?:python|js|bash)\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    texts = [without_indent(path.read_text()) for path in examples()]
+    assert len(snippets) > 5
+    for snippet in snippets:
+        assert any(without_indent(snippet) in text for text in texts), snippet
 
 
 def test_the_generated_pages_are_fresh() -> None:

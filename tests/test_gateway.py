@@ -26,7 +26,7 @@ def request(content: str = "hello", **fields: object) -> ChatCompletionRequest:
 def gateway(engine: SimulatedEngine | None = None) -> tuple[Gateway, SimulatedEngine]:
     engine = engine or SimulatedEngine()
     leases = Leases(MemoryStore(), ttl=30, renew_interval=5)
-    return Gateway(lambda: engine, (MODEL,), leases, load_tiers(None)), engine
+    return Gateway(lambda: engine, (MODEL,), leases, load_tiers(None), fingerprint="fp_test"), engine
 
 
 async def test_a_generation_ends_with_the_engines_counts() -> None:

@@ -1,6 +1,7 @@
 """Settings: one declaration each, typos refused, secrets hidden."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -84,3 +85,30 @@ def test_only_what_is_set_is_handed_to_vllm() -> None:
     assert args["max_num_seqs"] == 4
     assert "max_model_len" not in args
     assert args["served_model_name"] == ["m"]
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"embeddings_model": "m", "embeddings_url": "http://h/v1", "embeddings_served_name": ("e",)}, "choose one"),
+        ({"embeddings_url": "http://h/v1"}, "'embeddings_served_name' must say"),
+        ({"embeddings_url": "h:8000/v1", "embeddings_served_name": ("e",)}, "must be http"),
+        ({"embeddings_url": "http://user:pass@h/v1", "embeddings_served_name": ("e",)}, "must be http"),
+        ({"embeddings_url": "http://h/v1?key=1", "embeddings_served_name": ("e",)}, "must be http"),
+        ({"embeddings_served_name": ("e",)}, "is of no use without"),
+        ({"embeddings_api_key": "k"}, "is of no use without"),
+        ({"embeddings_engine_args": {"dtype": "half"}}, "is of no use without"),
+        ({"embeddings_model": "org/same", "model": "other/same"}, "'same' would name both"),
+    ],
+)
+def test_settings_of_embeddings_that_contradict_each_other_are_refused(given: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        Settings(engine="simulated", insecure=True, **given).check()
+
+
+def test_an_embedding_model_has_names_only_where_there_is_one() -> None:
+    assert Settings().embedding_names == ()
+    assert Settings(embeddings_model="org/minilm").embedding_names == ("minilm",)
+    served = Settings(engine="simulated", insecure=True, embeddings_url="https://h:1/v1", embeddings_served_name=("a",))
+    served.check()
+    assert served.embedding_names == ("a",)

@@ -15,9 +15,8 @@ from pydantic import SecretStr
 from storeservers import StoreServer, proxied
 
 from mulgil.admission.store import Account, Balances, BudgetStore, Decision, Report, Reservation, Settlement
-from mulgil.engine.base import Prepared, Snapshot
+from mulgil.engine.base import Prepared, Snapshot, TextRequest
 from mulgil.engine.simulated import SimulatedEngine
-from mulgil.schemas.chat import ChatCompletionRequest
 from mulgil.stores.memory import MemoryStore
 from mulgil.stores.redis import RedisStore
 
@@ -77,9 +76,7 @@ class CountingEngine(SimulatedEngine):
         self.counts = Counts()
         self._who: dict[str, str] = {}
 
-    async def prepare(
-        self, request: ChatCompletionRequest, *, tenant: str, default_max_tokens: int | None = None
-    ) -> Prepared:
+    async def prepare(self, request: TextRequest, *, tenant: str, default_max_tokens: int | None = None) -> Prepared:
         prepared = await super().prepare(request, tenant=tenant, default_max_tokens=default_max_tokens)
         self._who[prepared.id] = request.user or ""
         return prepared

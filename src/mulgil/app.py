@@ -1,7 +1,5 @@
 """The composition root: builds every object of the process and hands each what it needs."""
 
-import asyncio
-import importlib
 import signal
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -12,31 +10,46 @@ from pydantic import BaseModel
 from starlette.middleware.cors import CORSMiddleware
 
 from mulgil import __version__
+from mulgil.adapters import build_engine, build_keys, build_store, with_fallback
 from mulgil.admission.lease import Leases
 from mulgil.admission.store import BudgetStore
-from mulgil.api import admin, chat, errors, health, models, openapi
+from mulgil.api import (
+    admin,
+    chat,
+    completions,
+    doctor,
+    embeddings,
+    errors,
+    health,
+    models,
+    openapi,
+    page,
+    streams,
+    tokenize,
+)
 from mulgil.api.admin_access import ADMIN_PATHS, AdminMiddleware
 from mulgil.api.body import BodyRules
 from mulgil.api.middleware import AuthenticationMiddleware, RequestContextMiddleware
+from mulgil.api.page import PAGE_PATHS
+from mulgil.api.sse import Silence
 from mulgil.audit import Audit
-from mulgil.auth.cached import CachedKeys
-from mulgil.auth.file import FileKeys, KeyFile
 from mulgil.auth.registrar import Registrar
-from mulgil.auth.source import KeyChain, KeySource, OpenDoor, StaticKeys
+from mulgil.auth.source import KeyChain, KeySource
+from mulgil.auth.tickets import Tickets
+from mulgil.embedders import Embeddings, build_embeddings
 from mulgil.engine.base import Engine
-from mulgil.engine.simulated import SimulatedEngine
 from mulgil.engine.supervisor import Supervisor
-from mulgil.errors import EngineUnavailableError
 from mulgil.gateway import Gateway
+from mulgil.kept import KeepRules, KeptStreams
 from mulgil.schemas.base import RequestLimits
 from mulgil.schemas.chat import ChatCompletion, ChatCompletionRequest
+from mulgil.schemas.completions import Completion, CompletionRequest
+from mulgil.schemas.embedding import EmbeddingList, EmbeddingRequest
 from mulgil.schemas.models import Model, ModelList
+from mulgil.schemas.streams import Stream, StreamDeleted, Ticket
+from mulgil.schemas.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 from mulgil.settings import Settings, unknown_variables
-from mulgil.stores.fallback import FallbackStore
 from mulgil.stores.guard import GuardedStore
-from mulgil.stores.memory import MemoryStore
-from mulgil.stores.redis import RedisStore
-from mulgil.stores.redis_keys import RedisKeys
 from mulgil.tiers import load_tiers
 
 OPEN_PATHS = ("/health", "/health/", "/v1/models", "/v1/models/")
@@ -46,6 +59,7 @@ EXPOSED_HEADERS = (
     "retry-after",
     "retry-after-ms",
     "x-should-retry",
+    "x-mulgil-stream",
     *(
         f"x-ratelimit-{what}-{budget}"
         for what in ("limit", "remaining", "reset")
@@ -61,11 +75,30 @@ class Mulgil:
     """The objects of one process."""
 
     app: FastAPI
-    supervisor: Supervisor
+    supervisor: Supervisor[Engine]
     gateway: Gateway
+    streams: KeptStreams
+    embeddings: Embeddings | None
     keys: KeyChain
     leases: Leases
     store: GuardedStore
+
+    @property
+    def running(self) -> int:
+        """Requests that are not settled yet."""
+        return self.gateway.running + (self.embeddings.gateway.running if self.embeddings else 0)
+
+    async def until_ready(self) -> None:
+        """Wait until requests can be answered: for chat, and for embeddings unless they cannot be had."""
+        await self.supervisor.until_ready()
+        if self.embeddings:
+            await self.embeddings.supervisor.until_loaded()
+
+    async def drain(self) -> None:
+        """Take nothing on any more, end what runs, and wait until it is settled."""
+        await self.gateway.drain()
+        if self.embeddings:
+            await self.embeddings.gateway.drain()
 
 
 def create_app() -> FastAPI:
@@ -109,46 +142,94 @@ def build(
         with_fallback(guarded, settings), ttl=settings.lease_ttl, renew_interval=settings.lease_renew_interval
     )
     tiers = load_tiers(settings.config)
-    gateway = Gateway(supervisor.engine, settings.model_names, leases, tiers)
-    rules = body_rules(settings)
+    gateway = Gateway(
+        supervisor.engine, settings.model_names, leases, tiers, fingerprint=settings.fingerprint(__version__)
+    )
+    embedding = build_embeddings(settings, leases, tiers, after=supervisor.until_ready)
 
+    mulgil: Mulgil
     app = FastAPI(
         title="Mulgil",
         version=__version__,
         description="An OpenAI-compatible gateway around one in-process vLLM engine.",
-        lifespan=lambda _: running(supervisor, gateway, keys, leases, guarded),
+        lifespan=lambda _: running(mulgil),
         docs_url=None,  # the documentation page loads its scripts from a third party
         redoc_url=None,
         redirect_slashes=False,  # a redirect would send the body, and the key, once more
     )
-    app.include_router(chat.routes(gateway, rules))
-    app.include_router(models.routes(settings.model_names))
-    app.include_router(health.routes(lambda: supervisor.health, lambda: guarded.available, lambda: gateway.running))
-    errors.install(app)
-    described: list[type[BaseModel]] = [ChatCompletionRequest, ChatCompletion, Model, ModelList]
+    tickets = Tickets(ttl=settings.ticket_ttl)
+    kept = KeptStreams(gateway, tickets, keep_rules(settings))
+    mulgil = Mulgil(app, supervisor, gateway, kept, embedding, keys, leases, guarded)
+    described = add_routes(mulgil, settings, tickets)
     if settings.admin_token and keys.store:
         audit = Audit(settings.audit_log)
-        app.include_router(admin.routes(Registrar(keys.store, tiers, audit), guarded, audit, rules))
+        app.include_router(admin.routes(Registrar(keys.store, tiers, audit), guarded, audit, body_rules(settings)))
         described += admin.MODELS
+    errors.install(app)
     openapi.install(app, described)
-    add_middleware(app, settings, keys)
-    return Mulgil(app, supervisor, gateway, keys, leases, guarded)
+    add_middleware(app, settings, keys, tickets)
+    return mulgil
+
+
+def add_routes(mulgil: Mulgil, settings: Settings, tickets: Tickets) -> list[type[BaseModel]]:
+    """Give the application every route of its users; the wire types that describe them."""
+    app, gateway, embedding = mulgil.app, mulgil.gateway, mulgil.embeddings
+    rules = body_rules(settings)
+    silence = Silence(settings.ping_interval, settings.heartbeat_interval)
+    app.include_router(chat.routes(gateway, rules, silence, mulgil.streams))
+    app.include_router(completions.routes(gateway, rules, silence))
+    app.include_router(streams.routes(mulgil.streams, tickets, rules, silence))
+    app.include_router(tokenize.routes(gateway, rules, embedding.gateway if embedding else None))
+    app.include_router(models.routes(settings.model_names + settings.embedding_names))
+    app.include_router(doctor.routes(doctor.Wiring(EXPOSED_HEADERS, settings.cors_origins, silence), rules))
+    app.include_router(
+        health.routes(
+            lambda: mulgil.supervisor.health,
+            lambda: mulgil.store.available,
+            lambda: mulgil.running,
+            (lambda: embedding.supervisor.health) if embedding else None,
+        )
+    )
+    if settings.chat_page:
+        app.include_router(page.routes())
+    described: list[type[BaseModel]] = [
+        ChatCompletionRequest,
+        ChatCompletion,
+        CompletionRequest,
+        Completion,
+        TokenizeRequest,
+        Tokenized,
+        DetokenizeRequest,
+        Detokenized,
+        Model,
+        ModelList,
+        Stream,
+        StreamDeleted,
+        Ticket,
+    ]
+    if embedding:
+        app.include_router(embeddings.routes(embedding.gateway, rules))
+        described += [EmbeddingRequest, EmbeddingList]
+    return described
 
 
 @asynccontextmanager
-async def running(
-    supervisor: Supervisor, gateway: Gateway, keys: KeyChain, leases: Leases, store: GuardedStore
-) -> AsyncGenerator[None]:
+async def running(mulgil: Mulgil) -> AsyncGenerator[None]:
     """The life of a process: what is started is ended in the other order, each part whatever the others do."""
     async with AsyncExitStack() as closings:
-        closings.push_async_callback(store.close)
-        closings.push_async_callback(keys.close)
-        closings.push_async_callback(supervisor.stop)
-        closings.push_async_callback(leases.drain)
-        closings.push_async_callback(gateway.drain)
-        supervisor.start()
-        leases.start()
-        keys.start()
+        closings.push_async_callback(mulgil.store.close)
+        closings.push_async_callback(mulgil.keys.close)
+        closings.push_async_callback(mulgil.supervisor.stop)
+        if mulgil.embeddings:
+            closings.push_async_callback(mulgil.embeddings.supervisor.stop)
+        closings.push_async_callback(mulgil.leases.drain)
+        closings.push_async_callback(mulgil.drain)
+        closings.push_async_callback(mulgil.streams.close)
+        mulgil.supervisor.start()
+        if mulgil.embeddings:
+            mulgil.embeddings.supervisor.start()
+        mulgil.leases.start()
+        mulgil.keys.start()
         yield
 
 
@@ -158,6 +239,12 @@ def body_rules(settings: Settings) -> BodyRules:
         max_output_tokens=settings.max_output_tokens,
         max_choices=settings.max_choices,
         max_messages=settings.max_messages,
+        max_prompts=settings.max_prompts,
+        max_tools=settings.max_tools,
+        max_schema_bytes=settings.max_schema_bytes,
+        max_schema_depth=settings.max_schema_depth,
+        template_options=settings.template_options,
+        max_embedding_inputs=settings.max_embedding_inputs,
     )
     return BodyRules(
         max_bytes=settings.max_body_bytes,
@@ -167,11 +254,22 @@ def body_rules(settings: Settings) -> BodyRules:
     )
 
 
-def add_middleware(app: FastAPI, settings: Settings, keys: KeySource) -> None:
+def keep_rules(settings: Settings) -> KeepRules:
+    """How long and how much of streams is kept."""
+    return KeepRules(
+        grace=settings.resume_grace,
+        retention=settings.resume_retention,
+        most=settings.max_kept_streams,
+        most_bytes=settings.max_kept_bytes,
+    )
+
+
+def add_middleware(app: FastAPI, settings: Settings, keys: KeySource, tickets: Tickets) -> None:
     """From the inside out; CORS is the outermost, so that a browser can read errors too."""
     # The admin's own middleware guards its paths; without it they are as closed as any.
     guarded_elsewhere = ADMIN_PATHS if settings.admin_token else ()
-    app.add_middleware(AuthenticationMiddleware, keys=keys, open_paths=(*OPEN_PATHS, *guarded_elsewhere))
+    open_paths = (*OPEN_PATHS, *(PAGE_PATHS if settings.chat_page else ()), *guarded_elsewhere)
+    app.add_middleware(AuthenticationMiddleware, keys=keys, open_paths=open_paths, tickets=tickets)
     if settings.admin_token:
         app.add_middleware(AdminMiddleware, token=settings.admin_token.get_secret_value(), keys=keys)
     app.add_middleware(RequestContextMiddleware)
@@ -183,84 +281,3 @@ def add_middleware(app: FastAPI, settings: Settings, keys: KeySource) -> None:
             allow_headers=("*",),
             expose_headers=EXPOSED_HEADERS,
         )
-
-
-def build_store(settings: Settings) -> BudgetStore:
-    """The store of budgets that the settings name: shared by replicas in Redis, or of this process alone."""
-    if settings.redis_url is None:
-        return MemoryStore(lease_ttl=settings.lease_ttl)
-    return RedisStore(
-        settings.redis_url.get_secret_value(),
-        timeout=settings.store_timeout,
-        connections=settings.store_connections,
-        lease_ttl=settings.lease_ttl,
-    )
-
-
-def with_fallback(guarded: GuardedStore, settings: Settings) -> BudgetStore:
-    """*guarded*, or with `limiter_on_failure=local` also a store of this process behind it."""
-    if settings.limiter_on_failure == "closed":
-        return guarded
-    return FallbackStore(guarded, MemoryStore(lease_ttl=settings.lease_ttl), replicas=settings.replicas)
-
-
-def build_keys(settings: Settings) -> KeyChain:
-    """The sources of keys that the settings name, those first that no failure can reach.
-
-    Raises:
-        ValueError: an entry of `api_keys` is no key, or the file of keys cannot be read.
-    """
-    fixed = OpenDoor() if settings.insecure else StaticKeys(key.get_secret_value() for key in settings.api_keys)
-    stores = build_key_stores(settings)
-    sources = [FileKeys(store) if isinstance(store, KeyFile) else CachedKeys(store) for store in stores]
-    return KeyChain([fixed, *sources], stores)
-
-
-def build_key_stores(settings: Settings) -> list[KeyFile | RedisKeys]:
-    """Where keys are kept; the first one is where new keys go."""
-    stores: list[KeyFile | RedisKeys] = []
-    if settings.keys_file:
-        stores.append(KeyFile(settings.keys_file))
-    if settings.redis_url:
-        stores.append(RedisKeys(settings.redis_url.get_secret_value(), timeout=settings.store_timeout))
-    return stores
-
-
-def check_engine_args(settings: Settings) -> None:
-    """Let vLLM's own list judge `engine_args`; slow, since vLLM is imported for it.
-
-    Raises:
-        ValueError: vLLM does not have one of them, or is not installed.
-    """
-    if settings.engine_args and settings.engine == "vllm":
-        try:
-            importlib.import_module("mulgil.engine.vllm").VLLMEngine(settings)
-        except ImportError as error:
-            raise ValueError(f"engine_args cannot be checked, since vLLM cannot be imported: {error}") from error
-
-
-async def build_engine(settings: Settings) -> Engine:
-    """The engine that the settings name, not started.
-
-    Raises:
-        EngineUnavailableError: vLLM is not installed, or does not know an engine argument.
-    """
-    if settings.engine == "simulated":
-        return SimulatedEngine(
-            max_model_len=settings.max_model_len or 8_192,
-            default_max_tokens=settings.default_max_tokens,
-            ttft=settings.simulated_ttft,
-            gap=settings.simulated_gap,
-        )
-    try:
-        # Here and in a thread: the import takes many seconds, and the server answers meanwhile.
-        adapter = await asyncio.to_thread(importlib.import_module, "mulgil.engine.vllm")
-    except ImportError as error:
-        raise EngineUnavailableError(
-            f"vLLM cannot be imported ({error}). Install mulgil[cpu] or mulgil[gpu], or use --engine simulated."
-        ) from error
-    try:
-        engine: Engine = adapter.VLLMEngine(settings)
-    except ValueError as error:
-        raise EngineUnavailableError(str(error)) from error
-    return engine

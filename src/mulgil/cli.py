@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import orjson
 import typer
@@ -10,10 +10,12 @@ from pydantic import ValidationError
 from pydantic_settings import CliApp
 
 from mulgil import __version__
-from mulgil.app import build_keys, check_engine_args
+from mulgil.adapters import build_keys, check_engine_args
 from mulgil.audit import Audit
-from mulgil.demo_model import DemoModelError
+from mulgil.doctor_command import doctor
+from mulgil.embedders import check_embeddings_engine_args
 from mulgil.keys_command import keys_app
+from mulgil.packaged_model import DemoModelError
 from mulgil.quickstart import completed, snippet
 from mulgil.server import serve
 from mulgil.settings import Settings, problems, unknown_variables
@@ -29,6 +31,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,  # locals hold keys
 )
 app.add_typer(keys_app, name="keys")
+app.command()(doctor)
 # The flags of these commands are the settings themselves (docs/settings.md); `--help` lists them.
 _TAKES_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
@@ -43,11 +46,14 @@ def serve_command(context: typer.Context) -> None:
 
 
 @app.command(context_settings=_TAKES_SETTINGS)
-def quickstart(context: typer.Context) -> None:
+def quickstart(
+    context: typer.Context,
+    embeddings: Annotated[bool, typer.Option("--embeddings", help="Serve a demo model for embeddings too.")] = False,
+) -> None:
     """Serve with what is missing filled in: a demo model, a key; then say how to call it."""
     given = _settings("quickstart", context.args)
     try:
-        settings = completed(given, report=lambda line: typer.echo(f"mulgil: {line}", err=True))
+        settings = completed(given, embeddings=embeddings, report=lambda line: typer.echo(f"mulgil: {line}", err=True))
     except DemoModelError as error:
         _stop(str(error))
     _check(settings)
@@ -68,13 +74,15 @@ def check_config(context: typer.Context) -> None:
     _check(settings)
     try:
         check_engine_args(settings)
+        check_embeddings_engine_args(settings)
     except ValueError as error:
         _stop(str(error))
     report = settings.model_dump(mode="json")
-    report["engine_args"] = {
-        name: "**********" if any(word in name for word in _SECRET_WORDS) else value
-        for name, value in settings.engine_args.items()
-    }
+    for group in ("engine_args", "embeddings_engine_args"):
+        report[group] = {
+            name: "**********" if any(word in name for word in _SECRET_WORDS) else value
+            for name, value in getattr(settings, group).items()
+        }
     report["tiers"] = {name: shown(tier) for name, tier in load_tiers(settings.config).items()}
     typer.echo(orjson.dumps(report, option=orjson.OPT_INDENT_2).decode())
 

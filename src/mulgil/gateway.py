@@ -7,10 +7,10 @@ from contextlib import aclosing
 from typing import Any
 
 from mulgil.admission.lease import Leases
-from mulgil.admission.policy import Charge, Limits
+from mulgil.admission.policy import Charge, limits_of_tier
 from mulgil.admission.store import Account
 from mulgil.auth.keys import Caller
-from mulgil.engine.base import Engine, Prepared
+from mulgil.engine.base import Engine, Prepared, TextRequest
 from mulgil.errors import (
     EngineError,
     EngineUnavailableError,
@@ -20,8 +20,9 @@ from mulgil.errors import (
     MulgilError,
 )
 from mulgil.generation import Generation
-from mulgil.schemas.chat import ChatCompletionRequest
-from mulgil.tiers import Tier, TierLimits, check_model_allowed
+from mulgil.pacing import Pacing
+from mulgil.schemas.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
+from mulgil.tiers import Tier, check_model_allowed
 
 log = logging.getLogger(__name__)
 
@@ -34,37 +35,51 @@ class Gateway:
         models: names under which the model is served; the first is its main name.
         leases: where budgets are taken.
         tiers: by name; `default` is among them.
+        fingerprint: names the model and the way it is served.
     """
 
     def __init__(
-        self, engine: Callable[[], Engine], models: tuple[str, ...], leases: Leases, tiers: Mapping[str, Tier]
+        self,
+        engine: Callable[[], Engine],
+        models: tuple[str, ...],
+        leases: Leases,
+        tiers: Mapping[str, Tier],
+        *,
+        fingerprint: str,
     ) -> None:
         self._engine = engine
         self.models = models
         self._leases = leases
         self._tiers = tiers
+        self._fingerprint = fingerprint
         self._running: dict[str, tuple[Generation, Engine]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._draining = False
 
-    async def start(self, request: ChatCompletionRequest, caller: Caller) -> Generation:
+    async def start(self, request: TextRequest, caller: Caller, *, timed: bool = False) -> Generation:
         """Prepare, admit and run *request*; returns when the engine has accepted it.
 
         Cancelling the call leaves nothing running and nothing reserved.
+
+        Args:
+            request: what to answer.
+            caller: who asks.
+            timed: note the order in which the answer grows, so that it can be read again from anywhere.
 
         Raises:
             MulgilError: it was refused; nothing runs, and nothing is charged.
         """
         if self._draining:
             raise EngineUnavailableError("The server is shutting down.")
-        tier = self._tiers.get(caller.tier) or self._tiers["default"]
+        tier = self._tier_of(caller)
         self._check(request, caller, tier)
         engine = self._engine()
         prepared = await engine.prepare(request, tenant=caller.tenant, default_max_tokens=tier.max_tokens)
-        lease = self._leases.open(Account(caller.tenant, caller.key_id), *_limits(tier))
-        await lease.reserve(Charge(prepared.prompt_tokens, prepared.choices * prepared.max_tokens))
+        lease = self._leases.open(Account(caller.tenant, caller.key_id), *limits_of_tier(tier))
+        await lease.reserve(Charge(prepared.prompt_tokens, prepared.most_output_tokens))
         # From here on nothing is awaited until the task that settles the lease has it.
-        generation = Generation(prepared, lease, model=request.model)
+        generation = Generation(prepared, lease, model=request.model, fingerprint=self._fingerprint, timed=timed)
+        generation.pacing = request.pacing or Pacing(tier.chunking)
         lease.made = lambda: generation.snapshot.completion_tokens
         self._running[generation.id] = generation, engine
         self._spawn(self._run(engine, prepared, generation))
@@ -74,6 +89,31 @@ class Gateway:
             self.abandon(generation)
             raise
         return generation
+
+    async def tokenize(self, request: TokenizeRequest, caller: Caller) -> Tokenized:
+        """The tokens of *request*; charges nothing.
+
+        Raises:
+            MulgilError: it was refused.
+        """
+        self._check_model(request.model or self.models[0], caller, self._tier_of(caller))
+        engine = self._engine()
+        ids = await engine.tokenize(request)
+        return Tokenized(
+            count=len(ids),
+            max_model_len=engine.max_model_len,
+            tokens=ids,
+            token_strs=await engine.detokenize(ids) if request.return_token_strs else None,
+        )
+
+    async def detokenize(self, request: DetokenizeRequest, caller: Caller) -> Detokenized:
+        """The text of *request*; charges nothing.
+
+        Raises:
+            MulgilError: it was refused.
+        """
+        self._check_model(request.model or self.models[0], caller, self._tier_of(caller))
+        return Detokenized(prompt="".join(await self._engine().detokenize(request.tokens)))
 
     def abandon(self, generation: Generation) -> None:
         """Nobody wants the rest of *generation*: stop the engine on it. No harm on a closed one.
@@ -134,10 +174,16 @@ class Gateway:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _check(self, request: ChatCompletionRequest, caller: Caller, tier: Tier) -> None:
-        if request.model not in self.models:
-            raise ModelNotFoundError(request.model)
-        check_model_allowed(request.model, caller.models, tier)
+    def _tier_of(self, caller: Caller) -> Tier:
+        return self._tiers.get(caller.tier) or self._tiers["default"]
+
+    def _check_model(self, model: str, caller: Caller, tier: Tier) -> None:
+        if model not in self.models:
+            raise ModelNotFoundError(model)
+        check_model_allowed(model, caller.models, tier)
+
+    def _check(self, request: TextRequest, caller: Caller, tier: Tier) -> None:
+        self._check_model(request.model, caller, tier)
         if tier.max_tokens is not None and (request.output_tokens or 0) > tier.max_tokens:
             name = "max_tokens" if request.max_tokens is not None else "max_completion_tokens"
             raise InvalidFieldError(
@@ -154,20 +200,6 @@ async def _abort(engine: Engine, request_id: str) -> None:
         await engine.abort(request_id)
     except Exception:
         log.exception("the engine could not be told to abort")
-
-
-def _limits(tier: Tier) -> tuple[Limits, Limits]:
-    """Of a key of this tier, and of its tenant."""
-
-    def of(limits: TierLimits) -> Limits:
-        return Limits(
-            requests=limits.requests_per_minute,
-            input_tokens=limits.input_tokens_per_minute,
-            output_tokens=limits.output_tokens_per_minute,
-            concurrency=limits.concurrent_requests,
-        )
-
-    return of(tier), of(tier.tenant or tier)
 
 
 def _was_refused(generation: Generation, error: MulgilError | None) -> bool:

@@ -6,37 +6,16 @@ snapshots and misses nothing, since every snapshot holds the whole text.
 """
 
 import asyncio
+import contextlib
 import time
-from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator
 
 from mulgil.admission.lease import Lease
 from mulgil.engine.base import ChoiceSnapshot, Prepared, Snapshot
 from mulgil.errors import MulgilError
-
-
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """What one choice has grown by since an offset.
-
-    Attributes:
-        index: of the choice.
-        text: the new text, never empty.
-        end: offset behind it, in characters: where the next slice begins.
-    """
-
-    index: int
-    text: str
-    end: int
-
-
-def slices(snapshot: Snapshot, offsets: Sequence[int]) -> list[Slice]:
-    """What *snapshot* has beyond *offsets* (characters, one for each choice), in index order."""
-    return [
-        Slice(index, choice.text[offset:], len(choice.text))
-        for index, (choice, offset) in enumerate(zip(snapshot.choices, offsets, strict=True))
-        if len(choice.text) > offset
-    ]
+from mulgil.pacing import EVERY_TOKEN
+from mulgil.slices import Position, Slice, slices
+from mulgil.timeline import Timeline
 
 
 class Generation:
@@ -45,21 +24,29 @@ class Generation:
     Attributes:
         id: of the prepared request; random, ours.
         model: the name that the client asked for.
+        fingerprint: names the model and the way it is served; the same seed repeats itself under the same one.
         created: Unix time in whole seconds.
         prompt_tokens: exact length of the prompt.
         lease: what it may use; open until the generation is closed.
         snapshot: the newest one.
         abandoned: nobody wants the rest.
+        pacing: how much of it is told at a time.
+        timeline: the order in which it grew; None where nobody will ask.
     """
 
-    def __init__(self, prepared: Prepared, lease: Lease, *, model: str) -> None:
+    def __init__(
+        self, prepared: Prepared, lease: Lease, *, model: str, fingerprint: str = "fp_none", timed: bool = False
+    ) -> None:
         self.id = prepared.id
         self.model = model
+        self.fingerprint = fingerprint
         self.lease = lease
         self.created = int(time.time())
         self.prompt_tokens = prepared.prompt_tokens
-        self.snapshot = Snapshot((ChoiceSnapshot(),) * prepared.choices)
+        self.snapshot = Snapshot((ChoiceSnapshot(),) * prepared.width)
         self.abandoned = False
+        self.pacing = EVERY_TOKEN
+        self.timeline = Timeline() if timed else None
         self._accepted = False
         self._closed = False
         self._error: MulgilError | None = None
@@ -71,12 +58,19 @@ class Generation:
         return self._accepted
 
     @property
+    def error(self) -> MulgilError | None:
+        """What it failed with, once it is closed."""
+        return self._error
+
+    @property
     def closed(self) -> bool:
         """Nothing will follow, and what it used is settled."""
         return self._closed
 
     def publish(self, snapshot: Snapshot) -> None:
         """Replace the snapshot by a newer one and wake the followers."""
+        if self.timeline is not None:
+            self.timeline.note(self.snapshot, snapshot)
         self.snapshot = snapshot
         self._accepted = True
         self._wake()
@@ -111,28 +105,38 @@ class Generation:
             raise self._error
         return self.snapshot
 
-    async def follow(self, offsets: Sequence[int] | None = None) -> AsyncGenerator[list[Slice]]:
-        """The growth of every choice from *offsets* (default: the beginning) to the end.
+    async def follow(self, offset: int = 0) -> AsyncGenerator[list[Slice]]:
+        """The growth of every choice from *offset* to the end.
 
         Ends when the generation is closed, so the finish reasons are to be read from `snapshot` then.
 
+        Args:
+            offset: how much is known, as the timeline counts; not 0 only where there is one.
+
         Raises:
-            MulgilError: the generation failed; all text before that has been yielded.
+            MulgilError: the generation failed; all that was made before has been yielded.
         """
-        position = [0] * len(self.snapshot.choices) if offsets is None else list(offsets)
+        reader = _Reader(self, offset)
         while True:
             # Read before the snapshot: text published just before the end must not be missed.
             closed = self._closed
-            if news := slices(self.snapshot, position):
-                for piece in news:
-                    position[piece.index] = piece.end
+            if news := reader.news(last=closed):
                 yield news
+                if self.pacing.interval and not self._closed:
+                    await self._pause(self.pacing.interval)
             elif closed:
                 break
             else:
                 await self._change()
         if self._error is not None:
             raise self._error
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait so long, or until the end."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not self._closed:
+                    await self._change()
 
     def _wake(self) -> None:
         waiting, self._waiting = self._waiting, []
@@ -145,3 +149,28 @@ class Generation:
         future = asyncio.get_running_loop().create_future()
         self._waiting.append(future)
         await future
+
+
+class _Reader:
+    """What one follower of a generation knows of it."""
+
+    def __init__(self, generation: Generation, offset: int) -> None:
+        self._generation = generation
+        self._offset = offset
+        choices = len(generation.snapshot.choices)
+        timeline = generation.timeline
+        self._known = [Position()] * choices if timeline is None else timeline.positions(offset, choices)
+
+    def news(self, *, last: bool) -> list[Slice]:
+        """What it does not know yet, and knows from here on."""
+        snapshot, timeline = self._generation.snapshot, self._generation.timeline
+        if timeline is None:
+            found = slices(snapshot, self._known, last=last, pacing=self._generation.pacing)
+        else:
+            found = list(
+                timeline.slices(snapshot, self._known, self._offset, last=last, pacing=self._generation.pacing)
+            )
+        for piece in found:
+            self._known[piece.index] = piece.end
+            self._offset = piece.offset or 0
+        return found

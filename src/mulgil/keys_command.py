@@ -13,7 +13,7 @@ import orjson
 import typer
 from pydantic import ValidationError
 
-from mulgil.app import build_key_stores
+from mulgil.adapters import build_key_stores
 from mulgil.audit import Actor, Audit
 from mulgil.auth.keys import KeyRecord
 from mulgil.auth.registrar import Grant, Issued, Registrar

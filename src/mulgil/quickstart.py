@@ -7,14 +7,14 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from mulgil.auth.keys import new_key
-from mulgil.demo_model import prepare_demo_model
+from mulgil.demo_model import EMBEDDER_NAME, prepare_demo_embedder, prepare_demo_model
 from mulgil.settings import Settings
 
 KEY_FILE = Path(".mulgil/quickstart-key")
 
 
-def completed(settings: Settings, *, report: Callable[[str], None]) -> Settings:
-    """*settings* with what a first start needs and they lack: a key, a model.
+def completed(settings: Settings, *, report: Callable[[str], None], embeddings: bool = False) -> Settings:
+    """*settings* with what a first start needs and they lack: a key, a model, and one for *embeddings* if wanted.
 
     Raises:
         DemoModelError: the demo model cannot be had.
@@ -26,13 +26,17 @@ def completed(settings: Settings, *, report: Callable[[str], None]) -> Settings:
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
         if settings.model is None:
             missing["model"] = str(prepare_demo_model(cache_folder(), report))
+            missing["tool_call_parser"] = settings.tool_call_parser or "hermes"
             # In GiB. By default vLLM on CPU takes most of the memory it finds.
             os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    if embeddings and not (settings.embeddings_model or settings.embeddings_url):
+        real = settings.engine == "vllm"
+        missing["embeddings_model"] = str(prepare_demo_embedder(cache_folder(), report)) if real else EMBEDDER_NAME
     return settings.model_copy(update=missing)
 
 
 def cache_folder() -> Path:
-    """Where the demo model is kept between runs."""
+    """Where the demo models are kept between runs."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mulgil"
 
 
@@ -56,6 +60,14 @@ for chunk in client.chat.completions.create(
     messages=[{{"role": "user", "content": "What is the capital of France?"}}],
 ):
     print(chunk.choices[0].delta.content or "", end="", flush=True)
+""" + (_embeddings_snippet(url, settings.embedding_names[0], shown) if settings.embedding_names else "")
+
+
+def _embeddings_snippet(url: str, model: str, key: str) -> str:
+    return f"""
+curl {url}/embeddings \\
+  -H 'Authorization: Bearer {key}' -H 'Content-Type: application/json' \\
+  -d '{{"model": "{model}", "input": ["She eats bread.", "The sea is deep."]}}'
 """
 
 

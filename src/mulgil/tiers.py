@@ -39,6 +39,7 @@ class Tier(TierLimits):
         tenant: limits of all keys of a tenant together; the same numbers as a key's unless they are given.
         models: names that may be used; empty for all.
         priority: whose turn comes first.
+        chunking: how much of a stream is sent at a time where a request does not say.
         max_tokens: longest answer that may be asked for, and the length where a request sets none.
     """
 
@@ -46,6 +47,7 @@ class Tier(TierLimits):
     # Whoever writes `models = []` means none, and would get all.
     models: tuple[str, ...] = Field(default=(), min_length=1)
     priority: Literal["interactive", "normal", "batch"] = "normal"
+    chunking: Literal["token", "word", "sentence"] = "token"
     max_tokens: int | None = Field(default=None, ge=1, strict=True)
 
     @model_validator(mode="before")

@@ -275,7 +275,7 @@ async def test_the_name_of_an_unknown_model_is_repeated_in_part_only(shared: Ser
         ({"messages": [{"role": "user"}]}, (422, "messages[0].content", "missing_required_parameter")),
         ({"stream_options": {}, "stream": False}, (422, "stream_options", "invalid_value")),
         ({"max_tokens": 5, "max_completion_tokens": 6}, (422, "max_tokens", "invalid_value")),
-        ({"tools": [{}]}, (400, "tools", "unsupported_parameter")),
+        ({"audio": {}}, (400, "audio", "unsupported_parameter")),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
             (400, "messages[0].content[0].type", "unsupported_value"),
@@ -335,7 +335,7 @@ async def test_what_openai_has_is_known_even_where_it_does_nothing(picky: Server
 
 
 async def test_what_openai_has_and_this_server_has_not_is_not_called_unknown(picky: Server) -> None:
-    assert error_of(await picky.chat(logprobs=True))["code"] == "unsupported_parameter"
+    assert error_of(await picky.chat(audio={}))["code"] == "unsupported_parameter"
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,21 @@
 """The bytes that a client of /v1/chat/completions meets."""
 
 import asyncio
+import re
 from itertools import pairwise
 
 import orjson
 import pytest
 from harness import MODEL, Server, chat_body, events, raw_request, script, text_of
 
+from mulgil.engine.simulated_tokens import encode_message
+
 
 async def test_a_plain_reply_has_every_field_that_clients_read(server: Server) -> None:
-    reply = (await server.chat(script(text="Paris is it."))).json()
+    prompt = script(text="Paris is it.")
+    prompt_tokens = len(encode_message(prompt))
+    reply = (await server.chat(prompt)).json()
+    assert re.fullmatch("fp_[0-9a-f]{10}", reply.pop("system_fingerprint"))
     assert reply.pop("id").startswith("chatcmpl-")
     assert isinstance(reply.pop("created"), int)
     assert reply == {
@@ -24,20 +30,23 @@ async def test_a_plain_reply_has_every_field_that_clients_read(server: Server) -
             }
         ],
         "usage": {
-            "prompt_tokens": 14,
+            "prompt_tokens": prompt_tokens,
             "completion_tokens": 3,
-            "total_tokens": 17,
+            "total_tokens": prompt_tokens + 3,
             "prompt_tokens_details": {"cached_tokens": 0},
         },
     }
 
 
 async def test_a_stream_is_these_bytes(server: Server) -> None:
-    body = chat_body(script(text="물길 flows", gap=0.02), stream=True, stream_options={"include_usage": True})
+    prompt = script(text="물길 flows", gap=0.02)
+    count = len(encode_message(prompt))
+    body = chat_body(prompt, stream=True, stream_options={"include_usage": True})
     response = await server.client.post("/v1/chat/completions", json=body)
     first = events(response.text)[0]
     head = (
         f'data: {{"id":"{first["id"]}","object":"chat.completion.chunk","created":{first["created"]},"model":"{MODEL}",'
+        f'"system_fingerprint":"{first["system_fingerprint"]}",'
     )
     tail = ',"logprobs":null,"finish_reason":null}]}\n\n'
     assert response.text == (
@@ -45,7 +54,7 @@ async def test_a_stream_is_these_bytes(server: Server) -> None:
         + head + '"choices":[{"index":0,"delta":{"content":"물길"}' + tail
         + head + '"choices":[{"index":0,"delta":{"content":" flows"}' + tail
         + head + '"choices":[{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop"}]}\n\n'
-        + head + '"choices":[],"usage":{"prompt_tokens":14,"completion_tokens":2,"total_tokens":16,'
+        + head + f'"choices":[],"usage":{{"prompt_tokens":{count},"completion_tokens":2,"total_tokens":{count + 2},'
         '"prompt_tokens_details":{"cached_tokens":0}}}\n\n'
         + "data: [DONE]\n\n"
     )  # fmt: skip
@@ -199,7 +208,7 @@ async def test_a_prompt_that_does_not_fit_says_so_in_the_words_that_clients_know
 
 
 async def test_max_tokens_beyond_the_context_is_cut_to_what_fits(server: Server) -> None:
-    reply = (await server.chat(script("word " * 4000, tokens=9000), max_tokens=9000)).json()
+    reply = (await server.chat(script("water " * 4000, tokens=9000), max_tokens=9000)).json()
     assert reply["choices"][0]["finish_reason"] == "length"
     assert reply["usage"]["total_tokens"] == 8192
 

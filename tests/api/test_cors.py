@@ -6,7 +6,7 @@ import httpx2
 import pytest
 from harness import Server, chat_body, script, serving, settings
 
-from mulgil.engine.base import Engine, Prepared
+from mulgil.engine.base import Engine, Prepared, TextRequest
 from mulgil.engine.simulated import SimulatedEngine
 from mulgil.schemas.chat import ChatCompletionRequest
 
@@ -19,10 +19,8 @@ SENT = "authorization,content-type,x-stainless-lang,x-stainless-os,x-stainless-r
 class FaultyOnDemand(SimulatedEngine):
     """An engine with a fault that one prompt meets."""
 
-    async def prepare(
-        self, request: ChatCompletionRequest, *, tenant: str, default_max_tokens: int | None = None
-    ) -> Prepared:
-        if request.messages[-1].text == "fault":
+    async def prepare(self, request: TextRequest, *, tenant: str, default_max_tokens: int | None = None) -> Prepared:
+        if isinstance(request, ChatCompletionRequest) and request.messages[-1].text == "fault":
             raise RuntimeError("inside")
         return await super().prepare(request, tenant=tenant, default_max_tokens=default_max_tokens)
 
@@ -80,7 +78,7 @@ async def test_another_origin_is_not_let_in(cors: Server, origin: str) -> None:
         (401, chat_body(), False),
         (404, chat_body(model="nope"), True),
         (422, chat_body(n=0), True),
-        (400, chat_body(tools=[{}]), True),
+        (400, chat_body(audio={}), True),
         (413, chat_body("x" * 3_000_000), True),
         (500, chat_body(script(fail_at=0)), True),
         (500, chat_body("fault"), True),

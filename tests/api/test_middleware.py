@@ -12,11 +12,11 @@ from harness import KEY, Server, chat_body, raw_request, serving, settings
 from pydantic import SecretStr
 from raw import ask, error_of, request_line
 
+from mulgil.api.page import PAGE_PATHS
 from mulgil.app import OPEN_PATHS, build
 from mulgil.auth.keys import digest
-from mulgil.engine.base import Engine, Prepared
+from mulgil.engine.base import Engine, Prepared, TextRequest
 from mulgil.engine.simulated import SimulatedEngine
-from mulgil.schemas.chat import ChatCompletionRequest
 
 CHAT = "/v1/chat/completions"
 KEY_BYTES = KEY.encode()
@@ -145,7 +145,7 @@ async def test_the_401_comes_before_anything_is_said_about_the_body(shared: Serv
 
 
 def is_open(path: str) -> bool:
-    return path in OPEN_PATHS or path.startswith(tuple(path for path in OPEN_PATHS if path.endswith("/")))
+    return path in OPEN_PATHS or path == "/" or path.startswith(("/health/", "/v1/models/", "/page/"))
 
 
 @pytest.mark.usefixtures("no_errors_logged")
@@ -166,6 +166,7 @@ async def test_every_route_needs_a_key_with_every_method_but_those_on_the_open_l
 
 def test_the_open_list_is_no_longer_than_meant() -> None:
     assert set(OPEN_PATHS) == {"/health", "/health/", "/v1/models", "/v1/models/"}
+    assert set(PAGE_PATHS) == {"/", "/page/"}  # and of them, `/` opens nothing below it
 
 
 PATHS = [
@@ -295,6 +296,19 @@ async def test_every_response_has_an_id_of_its_own_that_is_ours(shared: Server) 
     assert all(answer.headers["openai-processing-ms"].isdecimal() for answer in answers)
 
 
+@pytest.mark.parametrize(
+    ("sent", "logged_as"),
+    [(b"trace-7/a:b", "trace-7/a:b"), (b"two words", "-"), (b"\xe9", "-"), (b"x" * 129, "-"), (b"a%0aINFO", "-")],
+)
+async def test_a_callers_request_id_is_logged_beside_ours_if_it_can_stand_in_a_log(
+    shared: Server, caplog: pytest.LogCaptureFixture, sent: bytes, logged_as: str
+) -> None:
+    caplog.set_level(logging.INFO)
+    answer = await ask(shared, chat_with(b"authorization: Bearer " + KEY_BYTES, b"x-request-id: " + sent))
+    ours = answer.headers["x-request-id"]
+    assert f"{ours} {logged_as} POST {CHAT} 200" in logged(caplog)
+
+
 @pytest.mark.usefixtures("no_errors_logged")
 @pytest.mark.parametrize("method", [method for method in METHODS if method != "CONNECT"])
 async def test_an_unknown_route_is_a_404_with_every_method(shared: Server, method: str) -> None:
@@ -336,9 +350,7 @@ async def test_a_wrong_method_is_a_405_that_says_which_is_right(
 class Faulty(SimulatedEngine):
     """An engine with a fault in it."""
 
-    async def prepare(
-        self, request: ChatCompletionRequest, *, tenant: str, default_max_tokens: int | None = None
-    ) -> Prepared:
+    async def prepare(self, request: TextRequest, *, tenant: str, default_max_tokens: int | None = None) -> Prepared:
         raise RuntimeError("the inside of the engine")
 
 

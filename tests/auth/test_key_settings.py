@@ -10,7 +10,7 @@ from harness import Server, settings
 from pydantic import SecretStr
 from typer.testing import CliRunner
 
-from mulgil.app import build_key_stores, build_keys
+from mulgil.adapters import build_key_stores, build_keys
 from mulgil.auth.file import KeyFile
 from mulgil.cli import app as command_line
 from mulgil.keys_command import keys_app

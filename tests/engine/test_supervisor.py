@@ -27,7 +27,7 @@ class Slow(SimulatedEngine):
         await super().check()
 
 
-def supervised(engine: SimulatedEngine) -> tuple[Supervisor, list[str]]:
+def supervised(engine: SimulatedEngine) -> tuple[Supervisor[SimulatedEngine], list[str]]:
     async def build() -> SimulatedEngine:
         return engine
 

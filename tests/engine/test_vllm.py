@@ -26,7 +26,7 @@ def vllm_exceptions() -> Iterator[type[Exception]]:
 
 
 def test_every_exception_that_vllm_defines_has_a_translation() -> None:
-    from mulgil.engine.vllm_errors import TRANSLATIONS  # noqa: PLC0415 - imports vLLM
+    from mulgil.engine.vllm.errors import TRANSLATIONS  # noqa: PLC0415 - imports vLLM
 
     kinds = set(vllm_exceptions())
     assert len(kinds) > 10
@@ -37,7 +37,7 @@ def test_each_translation_is_an_error_of_ours_with_the_right_status() -> None:
     from vllm.exceptions import QueueOverflowError, VLLMValidationError  # noqa: PLC0415 - an optional extra
     from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError  # noqa: PLC0415 - an optional extra
 
-    from mulgil.engine.vllm_errors import translated  # noqa: PLC0415 - imports vLLM
+    from mulgil.engine.vllm.errors import translated  # noqa: PLC0415 - imports vLLM
 
     def raised(error: Exception) -> MulgilError:
         with pytest.raises(MulgilError) as caught, translated():
@@ -55,7 +55,7 @@ def test_each_translation_is_an_error_of_ours_with_the_right_status() -> None:
 
 
 def test_an_unknown_engine_argument_is_refused() -> None:
-    from mulgil.engine.vllm import VLLMEngine  # noqa: PLC0415 - imports vLLM
+    from mulgil.engine.vllm.adapter import VLLMEngine  # noqa: PLC0415 - imports vLLM
     from mulgil.settings import EngineSettings  # noqa: PLC0415 - beside its user
 
     with pytest.raises(ValueError, match="max_modle_len"):

@@ -24,7 +24,7 @@ def checked(body: dict[str, Any]) -> ChatCompletionRequest:
     """*body*, checked as the route checks it."""
     request = validated(ChatCompletionRequest, body, RULES)
     check_offered(body)
-    check_agreement(request)
+    check_agreement(request, LIMITS)
     return request
 
 
@@ -235,18 +235,12 @@ def test_a_part_that_a_text_model_cannot_read_is_refused_not_dropped(part: dict[
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("tools", [{"type": "function", "function": {"name": "f"}}]),
-        ("tools", []),
-        ("tool_choice", "required"),
-        ("tool_choice", {"type": "function", "function": {"name": "f"}}),
         ("functions", [{"name": "f"}]),
         ("function_call", "auto"),
-        ("response_format", {"type": "json_object"}),
-        ("response_format", {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}),
-        ("logprobs", True),
-        ("top_logprobs", 5),
-        ("top_logprobs", 10**9),
-        ("top_logprobs", -1),
+        ("chat_template", "{{ messages }}"),
+        ("guided_json", {"type": "object"}),
+        ("guided_regex", "a+"),
+        ("moderation", {"model": "m", "policy": "block"}),
         ("modalities", ["text", "audio"]),
         ("audio", {"voice": "alloy", "format": "wav"}),
         ("web_search_options", {}),

@@ -7,6 +7,8 @@ scopes (its key, and its tenant, whose keys share the tenant's limits).
 from dataclasses import dataclass
 from typing import Literal
 
+from mulgil.tiers import Tier, TierLimits
+
 Dimension = Literal["requests", "input_tokens", "output_tokens", "concurrency"]
 Scope = Literal["key", "tenant"]
 
@@ -33,6 +35,20 @@ class Limits:
     input_tokens: int | None = None
     output_tokens: int | None = None
     concurrency: int | None = None
+
+
+def limits_of_tier(tier: Tier) -> tuple[Limits, Limits]:
+    """Of a key of this tier, and of its tenant."""
+
+    def of(limits: TierLimits) -> Limits:
+        return Limits(
+            requests=limits.requests_per_minute,
+            input_tokens=limits.input_tokens_per_minute,
+            output_tokens=limits.output_tokens_per_minute,
+            concurrency=limits.concurrent_requests,
+        )
+
+    return of(tier), of(tier.tenant or tier)
 
 
 @dataclass(frozen=True, slots=True)

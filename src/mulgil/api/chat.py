@@ -1,36 +1,37 @@
 """`POST /v1/chat/completions`."""
 
-from collections.abc import AsyncGenerator
 from typing import Any
 
-import orjson
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from mulgil.api.body import BodyRules, read_object, validated
+from mulgil.api.chat_stream import frames, heartbeat
 from mulgil.api.context import caller_of
 from mulgil.api.disconnect import unless_gone
-from mulgil.api.errors import JSONBody
+from mulgil.api.generations import Telling, public_id, reply, told_logprobs, usage
 from mulgil.api.openapi import documented
-from mulgil.api.sse import EventStream, event
-from mulgil.engine.base import Snapshot
+from mulgil.api.sse import Events, EventStream, Silence
+from mulgil.engine.base import ChoiceSnapshot, Snapshot
 from mulgil.gateway import Gateway
 from mulgil.generation import Generation
+from mulgil.kept import KeptStream, KeptStreams
 from mulgil.schemas.chat import (
     AssistantMessage,
+    CalledFunction,
+    CallToMake,
     ChatChoice,
     ChatCompletion,
     ChatCompletionRequest,
-    PromptTokensDetails,
-    Usage,
     check_agreement,
     check_offered,
 )
+from mulgil.schemas.usage import ChoiceLogprobs
 
 
-def routes(gateway: Gateway, rules: BodyRules) -> APIRouter:
-    """The chat route, served by *gateway*."""
+def routes(gateway: Gateway, rules: BodyRules, silence: Silence, streams: KeptStreams) -> APIRouter:
+    """The chat route, served by *gateway*; resumable streams are kept among *streams*."""
     router = APIRouter()
 
     @router.post(
@@ -39,89 +40,78 @@ def routes(gateway: Gateway, rules: BodyRules) -> APIRouter:
         openapi_extra=documented(request=ChatCompletionRequest, response=ChatCompletion, streams=True),
     )
     async def create_chat_completion(request: Request) -> Response:
-        body = await read_object(request, rules)
-        asked = validated(ChatCompletionRequest, body, rules)
-        check_offered(body)
-        check_agreement(asked)
-        generation = await unless_gone(request.receive, gateway.start(asked, caller_of(request.scope)))
+        asked = await read_chat(request, rules)
+        if asked.stream_options is not None and asked.stream_options.resumable:
+            kept = await unless_gone(request.receive, streams.start(asked, caller_of(request.scope)))
+            with_ids = "text/event-stream" in request.headers.get("accept", "")
+            return kept_stream(streams, kept, silence, with_ids=with_ids)
 
-        def abandon() -> None:
-            gateway.abandon(generation)
+        def completion(generation: Generation, snapshot: Snapshot) -> dict[str, Any]:
+            return _completion(generation, snapshot, asked).model_dump()
 
-        if asked.stream:
-            include_usage = asked.stream_options is not None and bool(asked.stream_options.include_usage)
-            return EventStream(
-                _frames(generation, include_usage=include_usage), abandon, headers=generation.lease.headers()
-            )
-        try:
-            snapshot = await unless_gone(request.receive, generation.finished())
-        finally:
-            abandon()
-        return JSONBody(_completion(generation, snapshot).model_dump(), headers=generation.lease.headers())
+        telling = Telling(
+            lambda generation: frames(generation, asked), lambda generation: heartbeat(generation, asked), completion
+        )
+        return await reply(request, gateway, asked, telling, silence)
 
     return router
 
 
-def _completion(generation: Generation, snapshot: Snapshot) -> ChatCompletion:
+async def read_chat(request: Request, rules: BodyRules, *, streamed: bool = False) -> ChatCompletionRequest:
+    """The checked chat request in the body.
+
+    Args:
+        request: what came.
+        rules: what it may be.
+        streamed: it asks for a stream, whatever its body says.
+
+    Raises:
+        MulgilError: it cannot be served.
+        ClientGone: the client left while sending it.
+    """
+    body = await read_object(request, rules)
+    asked = validated(ChatCompletionRequest, body | {"stream": True} if streamed else body, rules)
+    check_offered(body)
+    check_agreement(asked, rules.limits)
+    return asked
+
+
+def kept_stream(streams: KeptStreams, kept: KeptStream, silence: Silence, *, with_ids: bool) -> EventStream:
+    """A kept stream to its first reader, as any chat stream; it goes on when the reader leaves."""
+    generation, asked = kept.generation, kept.request
+    events = Events(
+        frames(generation, asked, with_ids=with_ids), streams.join(kept), heartbeat(generation, asked), has_ids=with_ids
+    )
+    return EventStream(events, silence, headers=generation.lease.headers() | {"x-mulgil-stream": kept.id})
+
+
+def _completion(generation: Generation, snapshot: Snapshot, asked: ChatCompletionRequest) -> ChatCompletion:
     return ChatCompletion(
-        id=_public_id(generation),
+        id=public_id(generation, "chatcmpl"),
         created=generation.created,
         model=generation.model,
+        system_fingerprint=generation.fingerprint,
+        service_tier="default" if asked.service_tier else None,
         choices=[
             ChatChoice(
                 index=index,
-                message=AssistantMessage(content=choice.text),
+                message=_message(choice),
+                logprobs=ChoiceLogprobs.model_validate(told_logprobs(choice.logprobs)) if asked.logprobs else None,
                 finish_reason=choice.finish_reason,
             )
             for index, choice in enumerate(snapshot.choices)
         ],
-        usage=_usage(generation, snapshot),
+        usage=usage(generation, snapshot),
     )
 
 
-async def _frames(generation: Generation, *, include_usage: bool) -> AsyncGenerator[bytes]:
-    """Role chunks, content chunks as the text grows, finish chunks, and the usage chunk if asked for."""
-    head = {
-        "id": _public_id(generation),
-        "object": "chat.completion.chunk",
-        "created": generation.created,
-        "model": generation.model,
-    }
-    choices = range(len(generation.snapshot.choices))
-    # Only the text differs from one content chunk to the next, so the rest is encoded once.
-    before = [_content_prefix(head, index) for index in choices]
-    for index in choices:
-        yield event({**head, "choices": [_choice(index, {"role": "assistant", "content": ""})]})
-    async for news in generation.follow():
-        for piece in news:
-            yield before[piece.index] + orjson.dumps(piece.text) + _CONTENT_SUFFIX
-    snapshot = generation.snapshot
-    for index, choice in enumerate(snapshot.choices):
-        yield event({**head, "choices": [_choice(index, {}, choice.finish_reason)]})
-    if include_usage:
-        yield event({**head, "choices": [], "usage": _usage(generation, snapshot).model_dump()})
-
-
-_CONTENT_SUFFIX = b'},"logprobs":null,"finish_reason":null}]}\n\n'
-
-
-def _content_prefix(head: dict[str, Any], index: int) -> bytes:
-    whole = event({**head, "choices": [_choice(index, {"content": ""})]})
-    return whole.removesuffix(b'""' + _CONTENT_SUFFIX)
-
-
-def _choice(index: int, delta: dict[str, str], finish_reason: str | None = None) -> dict[str, Any]:
-    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-
-
-def _usage(generation: Generation, snapshot: Snapshot) -> Usage:
-    return Usage(
-        prompt_tokens=generation.prompt_tokens,
-        completion_tokens=snapshot.completion_tokens,
-        total_tokens=generation.prompt_tokens + snapshot.completion_tokens,
-        prompt_tokens_details=PromptTokensDetails(cached_tokens=snapshot.cached_tokens),
+def _message(choice: ChoiceSnapshot) -> AssistantMessage:
+    calls = [
+        CallToMake(id=call.id, function=CalledFunction(name=call.name, arguments=call.arguments))
+        for call in choice.tool_calls
+    ]
+    return AssistantMessage(
+        content=choice.text if choice.text or not calls else None,
+        reasoning_content=choice.reasoning or None,
+        tool_calls=calls or None,
     )
-
-
-def _public_id(generation: Generation) -> str:
-    return f"chatcmpl-{generation.id.partition('-')[2]}"

@@ -1,5 +1,6 @@
 """What is known about one request, from its first byte to its last."""
 
+import re
 import secrets
 import time
 from dataclasses import dataclass, field
@@ -7,8 +8,10 @@ from dataclasses import dataclass, field
 from starlette.types import Scope
 
 from mulgil.auth.keys import Caller
+from mulgil.auth.tickets import Ticket
 
 _SCOPE_KEY = "mulgil.request"
+_LOGGABLE_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 
 @dataclass(slots=True)
@@ -17,13 +20,17 @@ class RequestContext:
 
     Attributes:
         id: `req_…`, ours; the client sees it in every response.
+        client_id: the `x-request-id` that the client sent, if it can stand in a log; only ever logged.
         started: of `time.perf_counter`.
         caller: set when the request is authenticated.
+        ticket: what authenticated it, where that was no key.
     """
 
     id: str = field(default_factory=lambda: f"req_{secrets.token_hex(16)}")
+    client_id: str | None = None
     started: float = field(default_factory=time.perf_counter)
     caller: Caller | None = None
+    ticket: Ticket | None = None
 
     @property
     def milliseconds(self) -> int:
@@ -33,7 +40,8 @@ class RequestContext:
 
 def attach(scope: Scope) -> RequestContext:
     """Give *scope* a fresh context."""
-    context = scope[_SCOPE_KEY] = RequestContext()
+    sent = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"").decode("latin-1")
+    context = scope[_SCOPE_KEY] = RequestContext(client_id=sent if _LOGGABLE_ID.fullmatch(sent) else None)
     return context
 
 

@@ -12,7 +12,10 @@ from mulgil.engine.supervisor import Health
 
 
 def routes(
-    health: Callable[[], Health], limiter_available: Callable[[], bool], running: Callable[[], int]
+    health: Callable[[], Health],
+    limiter_available: Callable[[], bool],
+    running: Callable[[], int],
+    embeddings: Callable[[], Health] | None = None,
 ) -> APIRouter:
     """The health routes.
 
@@ -20,9 +23,17 @@ def routes(
         health: the engine's state.
         limiter_available: whether the budget store answers. It does not make the server unready: all
             replicas share it, and would leave the load balancer at once.
-        running: generations under way.
+        running: requests under way.
+        embeddings: the embedding engine's state, where there is one. It does not make the server unready:
+            chat does not need it.
     """
     router = APIRouter()
+
+    def of_embeddings() -> dict[str, Any]:
+        if embeddings is None:
+            return {}
+        state = embeddings()
+        return {"embeddings": {"status": state.state, "reason": state.reason, "since": int(state.since)}}
 
     def report(healthy: bool, state: Health, **more: Any) -> Response:
         limiter = "available" if limiter_available() else "unavailable"
@@ -32,6 +43,7 @@ def routes(
             "since": int(state.since),
             "limiter": limiter,
             **more,
+            **of_embeddings(),
         }
         headers = {"cache-control": "no-store"} | ({} if healthy else {"retry-after": "1"})
         return JSONBody(body, status_code=200 if healthy else 503, headers=headers)

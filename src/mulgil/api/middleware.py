@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Collection
+from urllib.parse import parse_qs
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -11,7 +12,12 @@ from mulgil.api.disconnect import ClientGone
 from mulgil.api.errors import error_response
 from mulgil.auth.keys import Caller, bearer_token
 from mulgil.auth.source import KeySource
+from mulgil.auth.tickets import Ticket, Tickets
 from mulgil.errors import AuthenticationError, InternalServerError, MulgilError
+
+STREAM_PATH = "/v1/streams/"
+TICKET_PATHS = ("/stream", "/ws/chat")
+"""What a ticket opens, beside the stream that it is for."""
 
 log = logging.getLogger(__name__)
 
@@ -50,8 +56,9 @@ class RequestContextMiddleware:
             await error_response(error)(scope, receive, send_with_headers)
         finally:
             log.info(
-                "%s %s %s %d %d ms %s",
+                "%s %s %s %s %d %d ms %s",
                 context.id,
+                context.client_id or "-",
                 scope.get("method", "WS"),
                 scope["path"].encode("unicode_escape").decode()[:256],
                 status,
@@ -66,14 +73,18 @@ class AuthenticationMiddleware:
     Args:
         app: what is guarded.
         keys: finds the caller of a key.
-        open_paths: paths that need no key; one that ends in `/` opens all below it.
+        open_paths: paths that need no key; one that ends in `/` opens all below it, but for `/` itself.
+        tickets: let a reader in where no key can be sent.
     """
 
-    def __init__(self, app: ASGIApp, keys: KeySource, open_paths: Collection[str]) -> None:
+    def __init__(
+        self, app: ASGIApp, keys: KeySource, open_paths: Collection[str], tickets: Tickets | None = None
+    ) -> None:
         self._app = app
         self._keys = keys
+        self._tickets = tickets
         self._open = frozenset(open_paths)
-        self._open_below = tuple(path for path in open_paths if path.endswith("/"))
+        self._open_below = tuple(path for path in open_paths if path.endswith("/") and path != "/")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in ("http", "websocket") and not self._is_open(scope["path"]):
@@ -84,11 +95,29 @@ class AuthenticationMiddleware:
                 return
         await self._app(scope, receive, send)
 
+    def _ticket(self, scope: Scope) -> Ticket | None:
+        """The ticket in the URL, where it opens this very path."""
+        path, query = scope["path"], scope.get("query_string", b"")
+        if self._tickets is None or b"ticket=" not in query or scope.get("method", "GET") != "GET":
+            return None
+        if path not in TICKET_PATHS and not path.startswith(STREAM_PATH):
+            return None
+        (sent,) = parse_qs(query.decode("latin-1")).get("ticket", [""])[:1]
+        ticket = self._tickets.find(sent)
+        if ticket is None:
+            raise AuthenticationError("This ticket is wrong, or it is too late for it.", code="invalid_api_key")
+        if path in TICKET_PATHS or path == f"{STREAM_PATH}{ticket.stream_id}":
+            return ticket
+        return None
+
     def _is_open(self, path: str) -> bool:
         return path in self._open or path.startswith(self._open_below)
 
     async def _authenticate(self, scope: Scope) -> Caller:
         sent = [value for name, value in scope["headers"] if name == b"authorization"]
+        if not sent and (ticket := self._ticket(scope)) is not None:
+            context_of(scope).ticket = ticket
+            return ticket.caller
         token = bearer_token(sent[0]) if len(sent) == 1 else None
         caller = await self._keys.find(token or b"")
         if caller is not None:

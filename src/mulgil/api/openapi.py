@@ -14,15 +14,21 @@ _REF = "#/components/schemas/{model}"
 
 
 def documented(
-    *, response: type[BaseModel], request: type[BaseModel] | None = None, streams: bool = False
+    *,
+    response: type[BaseModel] | None = None,
+    request: type[BaseModel] | None = None,
+    streams: bool = False,
+    status: str = "200",
 ) -> dict[str, Any]:
     """The `openapi_extra` of a route with these bodies; any failure has the error envelope."""
-    content: dict[str, Any] = {"application/json": {"schema": _reference(response)}}
+    content: dict[str, Any] = {}
+    if response is not None:
+        content["application/json"] = {"schema": _reference(response)}
     if streams:
         content["text/event-stream"] = {"schema": {"type": "string"}}
     extra: dict[str, Any] = {
         "responses": {
-            "200": {"description": "Done", "content": content},
+            status: {"description": "Done", "content": content},
             "default": {
                 "description": "Failure, see docs/errors.md",
                 "content": {"application/json": {"schema": _reference(ErrorBody)}},
@@ -35,6 +41,22 @@ def documented(
             "content": {"application/json": {"schema": _reference(request)}},
         }
     return extra
+
+
+def documented_stream(query: type[BaseModel]) -> dict[str, Any]:
+    """The `openapi_extra` of a GET route that streams events, asked for by the fields of *query*."""
+    events = {"text/event-stream": {"schema": {"type": "string"}}}
+    failure = {"application/json": {"schema": _reference(ErrorBody)}}
+    return {
+        "parameters": [
+            {"name": name, "in": "query", "schema": schema}
+            for name, schema in query.model_json_schema()["properties"].items()
+        ],
+        "responses": {
+            "200": {"description": "Done", "content": events},
+            "default": {"description": "Failure, see docs/errors.md", "content": failure},
+        },
+    }
 
 
 def install(app: FastAPI, models: Sequence[type[BaseModel]]) -> None:

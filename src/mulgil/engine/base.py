@@ -1,27 +1,71 @@
 """The engine port: what the gateway needs of an engine, and what an engine promises."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from mulgil.errors import InvalidFieldError
 from mulgil.schemas.chat import ChatCompletionRequest
+from mulgil.schemas.completions import CompletionRequest
+from mulgil.schemas.tokenize import TokenizeRequest
 
 StopCause = Literal["stop", "length", "tool_calls", "content_filter", "abort"]
+TextRequest = ChatCompletionRequest | CompletionRequest
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """How likely a token was.
+
+    Attributes:
+        text: what the token adds to the text; empty while it is only part of a character.
+        logprob: natural logarithm of its probability, `-inf` included; None for a prompt's first token.
+        start: offset of its text in the choice's text, in characters.
+        top: the likeliest tokens in its place, as text and logprob, likeliest first.
+    """
+
+    text: str
+    logprob: float | None
+    start: int
+    top: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallSnapshot:
+    """One function call so far. The name is whole from the beginning; only the arguments grow.
+
+    Attributes:
+        id: unique within the conversation.
+        name: of the function.
+        arguments: JSON, as far as it is made.
+    """
+
+    id: str
+    name: str
+    arguments: str
 
 
 @dataclass(frozen=True, slots=True)
 class ChoiceSnapshot:
-    """One choice so far.
+    """One choice so far. In a later snapshot every part begins with what it was in this one.
 
     Attributes:
-        text: the whole text so far; a later snapshot's text begins with it. Never half a character.
+        text: the answer's text so far, never half a character. With `echo` it begins with the prompt.
         tokens: number of output tokens so far, the end-of-sequence token included.
         finish_reason: why it ended; None while it grows. `abort` only after `Engine.abort`.
+        reasoning: what the model thought before it answered.
+        reasoning_tokens: how many of the tokens were spent on that.
+        tool_calls: the functions it asks to have called, in order.
+        logprobs: of the text's tokens, where asked for; those of special tokens are left out.
     """
 
     text: str = ""
     tokens: int = 0
     finish_reason: StopCause | None = None
+    reasoning: str = ""
+    reasoning_tokens: int = 0
+    tool_calls: tuple[ToolCallSnapshot, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +73,7 @@ class Snapshot:
     """A generation so far, every choice of it. A newer snapshot makes all older ones superfluous.
 
     Attributes:
-        choices: in index order.
+        choices: in index order: all choices of the first prompt, then those of the second, and so on.
         cached_tokens: prompt tokens that came out of the prefix cache.
     """
 
@@ -41,6 +85,24 @@ class Snapshot:
         """Output tokens of all choices together."""
         return sum(choice.tokens for choice in self.choices)
 
+    @property
+    def reasoning_tokens(self) -> int:
+        """How many of them were spent on reasoning."""
+        return sum(choice.reasoning_tokens for choice in self.choices)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A tokenised prompt.
+
+    Attributes:
+        token_ids: exactly what the engine will be given.
+        max_tokens: most tokens that the engine will make for one choice of it; within the context.
+    """
+
+    token_ids: list[int]
+    max_tokens: int
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
@@ -48,22 +110,30 @@ class Prepared:
 
     Attributes:
         id: random, ours, unique; never a client's.
-        prompt_token_ids: exactly what the engine will be given.
-        max_tokens: most tokens the engine will make for one choice; always set, and within the context.
-        choices: number of choices.
+        prompts: one for a chat, one or more for completions.
+        choices: number of choices of each prompt.
         payload: what the adapter that prepared it needs again; opaque to everyone else.
     """
 
     id: str
-    prompt_token_ids: list[int]
-    max_tokens: int
+    prompts: tuple[Prompt, ...]
     choices: int
     payload: object
 
     @property
     def prompt_tokens(self) -> int:
-        """Length of the prompt."""
-        return len(self.prompt_token_ids)
+        """Length of all prompts together."""
+        return sum(len(prompt.token_ids) for prompt in self.prompts)
+
+    @property
+    def most_output_tokens(self) -> int:
+        """The most tokens that the engine can make for it."""
+        return self.choices * sum(prompt.max_tokens for prompt in self.prompts)
+
+    @property
+    def width(self) -> int:
+        """Number of choices of all prompts together."""
+        return self.choices * len(self.prompts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +175,7 @@ class Engine(Protocol):
         """Free everything. Generations still running end with an error first. Safe to call twice."""
         ...
 
-    async def prepare(
-        self, request: ChatCompletionRequest, *, tenant: str, default_max_tokens: int | None = None
-    ) -> Prepared:
+    async def prepare(self, request: TextRequest, *, tenant: str, default_max_tokens: int | None = None) -> Prepared:
         """Render and tokenise.
 
         Args:
@@ -118,6 +186,22 @@ class Engine(Protocol):
         Raises:
             ContextLengthError: the prompt leaves no room for an answer.
             MulgilError: the request cannot be served, for a reason that is the client's to mend.
+        """
+        ...
+
+    async def tokenize(self, request: TokenizeRequest) -> list[int]:
+        """The token ids of a text, or of a conversation as `prepare` would render it.
+
+        Raises:
+            ContextLengthError: the conversation does not fit.
+        """
+        ...
+
+    async def detokenize(self, token_ids: Sequence[int]) -> list[str]:
+        """The text of each token; together they are the text of all.
+
+        Raises:
+            InvalidFieldError: there is no such token.
         """
         ...
 
@@ -151,3 +235,17 @@ class Engine(Protocol):
     def load(self) -> Load:
         """What it is doing at this moment."""
         ...
+
+
+def check_vocabulary(token_ids: Sequence[int], size: int, *, param: str) -> None:
+    """Refuse ids that a vocabulary of *size* tokens does not have.
+
+    Raises:
+        InvalidFieldError: there is one.
+    """
+    if token_ids and (largest := max(token_ids)) >= size:
+        raise InvalidFieldError(
+            f"Invalid '{param}': there is no token {largest}; the model's vocabulary has {size} tokens.",
+            param=param,
+            code="invalid_value",
+        )

@@ -8,57 +8,36 @@ set, and a `/simulate {…}` at the end of the last user message scripts one req
 
 import asyncio
 import codecs
-import hashlib
-import re
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
-from mulgil.engine.base import ChoiceSnapshot, Load, Prepared, Snapshot, StopCause
+from mulgil.engine.base import (
+    ChoiceSnapshot,
+    Load,
+    Prepared,
+    Prompt,
+    Snapshot,
+    StopCause,
+    TextRequest,
+    check_vocabulary,
+)
+from mulgil.engine.simulated_answers import Script, answer
+from mulgil.engine.simulated_tokens import VOCABULARY, encode, encode_message, token_bytes
+from mulgil.engine.simulated_voice import Voice
 from mulgil.errors import ContextLengthError, EngineError, EngineUnavailableError, InvalidFieldError
 from mulgil.schemas.chat import ChatCompletionRequest
+from mulgil.schemas.tokenize import TokenizeRequest
 
 _DIRECTIVE = "/simulate "
-_TEXT = (
-    "water flows where the ground allows it and a good channel only shows the way "
-    "물은 길을 따라 흐르고 stone turns it sand slows it 좋은 물길은 막지 않고 이끈다 "
-    "rain fills the river 🌊 the river reaches the sea 바다에 닿는다 💧"
-)
-_WORDS = tuple(_TEXT.split())
-_FORMATTING_TOKENS = 4
-
-
-class Script(BaseModel):
-    """What one request does; what is not given is the engine's default."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    tokens: int | None = Field(default=None, ge=0, le=20_000)
-    """Length of the answer; without it 8 to 64 by the prompt. Reaching it ends with `finish`."""
-    text: str | None = None
-    """The answer, word for word, instead of made-up words."""
-    ttft: float | None = Field(default=None, ge=0, le=3_600)
-    """Seconds before the first token."""
-    gap: float | None = Field(default=None, ge=0, le=3_600)
-    """Seconds between tokens."""
-    finish: StopCause = "stop"
-    """The finish reason."""
-    fail_at: int | None = Field(default=None, ge=0)
-    """Fail this request instead of making this token; 0 refuses it before it is accepted."""
-    hang_at: int | None = Field(default=None, ge=0)
-    """Make no token from this one on, until aborted."""
-    die_at: int | None = Field(default=None, ge=0)
-    """The whole engine dies instead of making this token."""
-    split_characters: bool = False
-    """Every token is one byte of UTF-8, so that most tokens of most scripts are part of a character."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
     script: Script
-    answers: tuple[tuple[bytes, ...], ...]
+    voices: tuple[Voice, ...]
 
 
 class SimulatedEngine:
@@ -94,22 +73,39 @@ class SimulatedEngine:
     async def stop(self) -> None:
         self._die()
 
-    async def prepare(
-        self, request: ChatCompletionRequest, *, tenant: str, default_max_tokens: int | None = None
-    ) -> Prepared:
+    async def prepare(self, request: TextRequest, *, tenant: str, default_max_tokens: int | None = None) -> Prepared:
+        _check_token_ids(request)
         script = self._script(request)
-        ids = [token for message in request.messages for token in _tokenise(message.role, message.text or "")]
-        room = self._max_model_len - len(ids)
-        if room < 1:
-            raise ContextLengthError(limit=self._max_model_len, prompt_tokens=len(ids))
-        answers = tuple(tuple(_pieces(script, ids, salt=f"{request.seed}/{index}")) for index in range(request.choices))
+        if isinstance(request, ChatCompletionRequest):
+            param, tokenised = "messages", [[t for m in request.messages for t in encode_message(m.text or "")]]
+        else:
+            param, tokenised = "prompt", [_ids_of(prompt) for prompt in request.prompts]
+        wanted = request.output_tokens or default_max_tokens or self._default_max_tokens
+        prompts, voices = [], []
+        for ids in tokenised:
+            room = self._max_model_len - len(ids)
+            if room < 1:
+                raise ContextLengthError(limit=self._max_model_len, prompt_tokens=len(ids), param=param)
+            prompt = Prompt(ids, min(1 if request.output_tokens == 0 else wanted, room))
+            prompts.append(prompt)
+            voices += [Voice(answer(script, request, ids, index), request, prompt) for index in range(request.choices)]
         return Prepared(
             id=f"sim-{secrets.token_hex(12)}",
-            prompt_token_ids=ids,
-            max_tokens=min(request.output_tokens or default_max_tokens or self._default_max_tokens, room),
+            prompts=tuple(prompts),
             choices=request.choices,
-            payload=_Work(script, tuple(_cut(answer, request.stop or ()) for answer in answers)),
+            payload=_Work(script, tuple(voices)),
         )
+
+    async def tokenize(self, request: TokenizeRequest) -> list[int]:
+        if request.messages is None:
+            return encode(request.prompt or "")
+        return [token for message in request.messages for token in encode_message(message.text or "")]
+
+    async def detokenize(self, token_ids: Sequence[int]) -> list[str]:
+        check_vocabulary(token_ids, VOCABULARY, param="tokens")
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        texts = [decoder.decode(token_bytes(token)) for token in token_ids]
+        return [*texts[:-1], texts[-1] + decoder.decode(b"", final=True)] if texts else []
 
     async def generate(self, prepared: Prepared) -> AsyncGenerator[Snapshot]:
         work = prepared.payload
@@ -117,9 +113,9 @@ class SimulatedEngine:
         aborted = self._aborts[prepared.id] = asyncio.Event()
         try:
             self._obey(work.script, 0)
-            voices = [_Voice(answer, work.script.finish) for answer in work.answers]
-            yield _said(voices)
-            for position in range(prepared.max_tokens):
+            voices, longest = work.voices, max(prompt.max_tokens for prompt in prepared.prompts)
+            yield Snapshot((ChoiceSnapshot(),) * len(voices))
+            for position in range(longest):
                 await self._wait(work.script, position, aborted)
                 if self._dead:
                     raise EngineUnavailableError("The engine died.")
@@ -130,9 +126,8 @@ class SimulatedEngine:
                     voice.speak()
                 if all(voice.finish_reason for voice in voices):
                     break
-                if position + 1 < prepared.max_tokens:
-                    yield _said(voices)
-            yield _said(voices, last="abort" if aborted.is_set() else "length")
+                yield _said(voices)
+            yield _said(voices, last="abort")
         finally:
             del self._aborts[prepared.id]
 
@@ -147,19 +142,26 @@ class SimulatedEngine:
     def load(self) -> Load:
         return Load(unfinished=len(self._aborts))
 
-    def _script(self, request: ChatCompletionRequest) -> Script:
-        last = request.messages[-1]
-        _, found, directive = (last.text or "").rpartition(_DIRECTIVE) if last.role == "user" else ("", "", "")
+    def _script(self, request: TextRequest) -> Script:
+        if isinstance(request, ChatCompletionRequest):
+            last = request.messages[-1]
+            text, param = (
+                (last.text or "") if last.role == "user" else "",
+                f"messages[{len(request.messages) - 1}].content",
+            )
+        else:
+            text, param = request.prompts[0] if isinstance(request.prompts[0], str) else "", "prompt"
+        _, found, directive = text.rpartition(_DIRECTIVE)
         if not found or not directive.lstrip().startswith("{"):
             return self._defaults
         try:
             asked = Script.model_validate_json(directive)
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join(str(step) for step in first["loc"])
+            where = ".".join(str(step) for step in first["loc"])[:64]
             raise InvalidFieldError(
                 f"Invalid /simulate script: {where or 'JSON'}: {first['msg']}.",
-                param=f"messages[{len(request.messages) - 1}].content",
+                param=param,
                 code="invalid_value",
             ) from None
         return asked.model_copy(
@@ -196,67 +198,23 @@ class SimulatedEngine:
             pass
 
 
-class _Voice:
-    """One choice while it is made."""
-
-    def __init__(self, pieces: tuple[bytes, ...], finish: StopCause) -> None:
-        self._pieces = pieces
-        self._finish = finish
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="ignore")
-        self.text = ""
-        self.tokens = 0
-        self.finish_reason: StopCause | None = None
-
-    def speak(self) -> None:
-        """Make one token, unless all is said. An empty answer is one end-of-sequence token."""
-        if self.finish_reason is None:
-            if self.tokens < len(self._pieces):
-                self.text += self._decoder.decode(self._pieces[self.tokens])
-            self.tokens += 1
-            if self.tokens >= len(self._pieces):
-                self.finish_reason = self._finish
+def _said(voices: tuple[Voice, ...], *, last: StopCause | None = None) -> Snapshot:
+    return Snapshot(tuple(voice.snapshot(last) for voice in voices))
 
 
-def _said(voices: list[_Voice], *, last: StopCause | None = None) -> Snapshot:
-    return Snapshot(tuple(ChoiceSnapshot(v.text, v.tokens, v.finish_reason or last) for v in voices))
+def _ids_of(prompt: str | list[int]) -> list[int]:
+    if isinstance(prompt, str):
+        ids = encode(prompt)
+        if ids:
+            return ids
+        raise InvalidFieldError(
+            "Invalid 'prompt': a prompt has at least one token.", param="prompt", code="invalid_value"
+        )
+    check_vocabulary(prompt, VOCABULARY, param="prompt")
+    return prompt
 
 
-def _tokenise(role: str, text: str) -> list[int]:
-    """A few tokens of formatting for each message, then one for each word and each run of blanks."""
-    pieces = [role, *([""] * (_FORMATTING_TOKENS - 1)), *re.findall(r"\s+|\S{1,8}", text)]
-    return [int.from_bytes(hashlib.blake2b(piece.encode(), digest_size=2).digest()) for piece in pieces]
-
-
-def _pieces(script: Script, prompt: list[int], *, salt: str) -> list[bytes]:
-    text = script.text if script.text is not None else _made_up(script, prompt, salt)
-    if script.split_characters:
-        return [bytes([byte]) for byte in text.encode()]
-    words = [piece.encode() for piece in re.findall(r"\s*\S+\s*$|\s*\S+|\s+$", text)]
-    return words if script.tokens is None else words[: script.tokens]
-
-
-def _made_up(script: Script, prompt: list[int], salt: str) -> str:
-    seed = int.from_bytes(hashlib.blake2b(f"{prompt}{salt}".encode(), digest_size=8).digest())
-    count = script.tokens if script.tokens is not None else 8 + seed % 57
-    chosen = []
-    for _ in range(count):
-        # A linear congruential generator (Knuth's MMIX constants): the same words on every machine.
-        seed = (seed * 6_364_136_223_846_793_005 + 1_442_695_040_888_963_407) % 2**64
-        chosen.append(_WORDS[(seed >> 33) % len(_WORDS)])
-    return " ".join(chosen)
-
-
-def _cut(answer: tuple[bytes, ...], stops: list[str] | tuple[str, ...]) -> tuple[bytes, ...]:
-    """The answer up to the first stop sequence; the tokens made for it are kept, its text is not."""
-    text = b"".join(answer).decode()
-    ends = [found for stop in stops if (found := text.find(stop)) >= 0]
-    if not ends:
-        return answer
-    room = len(text[: min(ends)].encode())
-    kept: list[bytes] = []
-    for piece in answer:
-        kept.append(piece[:room])
-        room -= len(kept[-1])
-        if room == 0:
-            break
-    return tuple(kept)
+def _check_token_ids(request: TextRequest) -> None:
+    """Refuse token ids that the vocabulary does not have."""
+    check_vocabulary([int(token) for token in request.logit_bias or ()], VOCABULARY, param="logit_bias")
+    check_vocabulary(request.stop_token_ids or (), VOCABULARY, param="stop_token_ids")

@@ -5,9 +5,8 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Generic, Literal, Protocol, TypeVar
 
-from mulgil.engine.base import Engine
 from mulgil.errors import EngineUnavailableError, MulgilError
 
 log = logging.getLogger(__name__)
@@ -27,26 +26,42 @@ class Health:
     since: float
 
 
-class Supervisor:
-    """Owns the engine of this process.
+class Supervised(Protocol):
+    """What the watch asks of an engine; see `mulgil.engine.base.Engine` for what is promised."""
+
+    @property
+    def dead(self) -> bool: ...
+    async def start(self) -> None: ...
+    async def stop(self) -> None: ...
+    async def check(self) -> None: ...
+
+
+E = TypeVar("E", bound=Supervised)
+
+
+class Supervisor(Generic[E]):
+    """Owns an engine of this process.
 
     Args:
         build: makes the engine, not started.
         check_interval: seconds between two round trips through the engine.
         on_start_failed: called once when the engine cannot be started.
+        name: of the engine, in the log.
     """
 
     def __init__(
         self,
-        build: Callable[[], Awaitable[Engine]],
+        build: Callable[[], Awaitable[E]],
         *,
         check_interval: float,
         on_start_failed: Callable[[], None],
+        name: str = "engine",
     ) -> None:
         self._build = build
         self._check_interval = check_interval
         self._on_start_failed = on_start_failed
-        self._engine: Engine | None = None
+        self._name = name
+        self._engine: E | None = None
         self._health = Health("loading", "The engine is loading.", time.time())
         self._task: asyncio.Task[None] | None = None
         self._ready = asyncio.Event()
@@ -58,7 +73,7 @@ class Supervisor:
             self._become("failed", "The engine died.")
         return self._health
 
-    def engine(self) -> Engine:
+    def engine(self) -> E:
         """The engine, if it can serve.
 
         Raises:
@@ -80,6 +95,11 @@ class Supervisor:
         """Wait until the engine has served its first check."""
         await self._ready.wait()
 
+    async def until_loaded(self) -> None:
+        """Wait until the engine has loaded, or cannot be."""
+        while self._health.state == "loading":  # noqa: ASYNC110 - for who starts a server and has a second to spare
+            await asyncio.sleep(0.05)
+
     async def stop(self) -> None:
         """End the watch, then the engine."""
         if self._task is not None:
@@ -96,7 +116,7 @@ class Supervisor:
         except MulgilError as error:
             self._become("failed", error.message)
         except Exception:
-            log.exception("the engine could not be started")
+            log.exception("the %s could not be started", self._name)
             self._become("failed", "The engine could not be started.")
         else:
             self._become("ready", "The engine answers.")
@@ -105,7 +125,7 @@ class Supervisor:
             return
         self._on_start_failed()
 
-    async def _keep_checking(self, engine: Engine) -> None:
+    async def _keep_checking(self, engine: E) -> None:
         while self.health.state != "failed":
             await asyncio.sleep(self._check_interval)
             try:
@@ -113,7 +133,7 @@ class Supervisor:
             except MulgilError as error:
                 self._become("failed" if engine.dead else "unresponsive", error.message)
             except Exception:
-                log.exception("the engine could not be checked")
+                log.exception("the %s could not be checked", self._name)
                 self._become("failed" if engine.dead else "unresponsive", "The engine could not be checked.")
             else:
                 self._become("ready", "The engine answers.")
@@ -121,4 +141,5 @@ class Supervisor:
     def _become(self, state: State, reason: str) -> None:
         if state != self._health.state:
             self._health = Health(state, reason, time.time())
-            log.log(logging.INFO if state in ("ready", "stopped") else logging.ERROR, "engine %s: %s", state, reason)
+            level = logging.INFO if state in ("ready", "stopped") else logging.ERROR
+            log.log(level, "%s %s: %s", self._name, state, reason)

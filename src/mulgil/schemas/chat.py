@@ -1,14 +1,18 @@
-"""`POST /v1/chat/completions`: request, response, and the parts of a message."""
+"""`POST /v1/chat/completions`: request and response."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
-from mulgil.errors import InvalidFieldError, UnsupportedParameterError, UnsupportedValueError
-from mulgil.schemas.base import Listed, RequestModel, ResponseModel, SamplingFields, limits_of
+from mulgil.errors import UnsupportedParameterError
+from mulgil.schemas.base import Listed, RequestLimits, ResponseModel, limits_of
+from mulgil.schemas.messages import ChatMessage, check_messages
+from mulgil.schemas.sampling import SamplingFields, check_sampling, contradiction
+from mulgil.schemas.structured import ResponseFormat, check_schema
+from mulgil.schemas.tools import ToolFields, check_tools
+from mulgil.schemas.usage import ChoiceLogprobs, Usage
 
-Role = Literal["system", "developer", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 
 _MOST_METADATA = 16
@@ -17,112 +21,47 @@ _MOST_METADATA = 16
 # The values listed ask for nothing, so they are accepted.
 _NOT_OFFERED: dict[str, tuple[Any, ...]] = {
     "audio": (),
+    "chat_template": (),
     "function_call": ("none",),
     "functions": ([],),
-    "logprobs": (False,),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "kv_transfer_params": (),
+    "mm_processor_kwargs": (),
     "modalities": (["text"],),
-    "response_format": ({"type": "text"},),
-    "tool_choice": ("none", "auto"),
-    "tools": (),
-    "top_logprobs": (0,),
+    "moderation": (),
+    "priority": (0,),
+    "request_id": (),
     "web_search_options": (),
 }
-
+_INSTEAD = {
+    "function_call": "Use 'tool_choice'.",
+    "functions": "Use 'tools'.",
+    "guided_choice": "Use 'structured_outputs'.",
+    "guided_grammar": "Use 'structured_outputs'.",
+    "guided_json": "Use 'response_format' or 'structured_outputs'.",
+    "guided_regex": "Use 'structured_outputs'.",
+}
 
 # Accepted, and without an effect on the answer that its reader could miss.
-_IGNORED = frozenset(
-    (
-        "parallel_tool_calls",
-        "prediction",
-        "prompt_cache_key",
-        "prompt_cache_options",
-        "prompt_cache_retention",
-        "reasoning_effort",
-        "safety_identifier",
-        "service_tier",
-        "store",
-        "verbosity",
-    )
-)
+_IGNORED = frozenset(("prediction", "prompt_cache_options", "prompt_cache_retention", "store"))
+
+Name = Annotated[str, Field(max_length=512)]
 
 
-def _missing(field: str) -> PydanticCustomError:
-    """The error for *field*, whose absence only the fields beside it make wrong (see `api.body.field_error`)."""
-    return PydanticCustomError("missing_beside_others", "missing '{field}'", {"field": field})
+def _simple(value: Any) -> Any:
+    if isinstance(value, bool | int | float | str):
+        return value
+    raise PydanticCustomError("invalid_content", "expected a boolean, a number or a string")
 
 
-class ContentPart(RequestModel):
-    """One part of a message's content. Only `text` and `refusal` parts can be served."""
-
-    type: Literal["text", "refusal", "image_url", "input_audio", "file"]
-    text: str | None = None
-    refusal: str | None = None
-
-    @model_validator(mode="after")
-    def _has_its_text(self) -> Self:
-        if self.type in ("text", "refusal") and getattr(self, self.type) is None:
-            raise _missing(self.type)
-        return self
+# Looked at before the union, whose own errors name its members as if they were fields.
+TemplateOption = Annotated[bool | int | float | str, BeforeValidator(_simple)]
 
 
-class ToolCallFunction(RequestModel):
-    """What an earlier answer asked to have called."""
-
-    name: str
-    arguments: str
-
-
-class ToolCall(RequestModel):
-    """A call in an assistant message of the history."""
-
-    id: str
-    type: Literal["function"] = "function"
-    function: ToolCallFunction
-
-
-def _content_kind(value: Any) -> str | None:
-    return "<text>" if isinstance(value, str) else "<parts>" if isinstance(value, list) else None
-
-
-# Tags in angle brackets do not show up in the path of a field error (`mulgil.api.body`).
-Content = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[Listed[ContentPart], Field(min_length=1), Tag("<parts>")],
-    Discriminator(
-        _content_kind,
-        custom_error_type="invalid_content",
-        custom_error_message="expected a string or an array of content parts",
-    ),
-]
-
-
-class ChatMessage(RequestModel):
-    """One message of the conversation."""
-
-    role: Role
-    content: Content | None = None
-    name: str | None = None
-    tool_calls: Listed[ToolCall] | None = None
-    tool_call_id: str | None = None
-    refusal: str | None = None
-
-    @model_validator(mode="after")
-    def _is_complete(self) -> Self:
-        if self.role == "tool" and self.tool_call_id is None:
-            raise _missing("tool_call_id")
-        spoken = self.content is not None or self.refusal is not None
-        if not spoken and not (self.role == "assistant" and self.tool_calls):
-            raise _missing("content")
-        return self
-
-    @property
-    def text(self) -> str | None:
-        """The content as one string: the parts run together, nothing between them."""
-        if self.content is None or isinstance(self.content, str):
-            return self.content if self.content is not None else self.refusal
-        return "".join((part.text if part.type == "text" else part.refusal) or "" for part in self.content)
-
-
-class ChatCompletionRequest(SamplingFields):
+class ChatCompletionRequest(SamplingFields, ToolFields):
     """The body of `POST /v1/chat/completions`."""
 
     also_known = frozenset(_NOT_OFFERED) | _IGNORED
@@ -131,12 +70,27 @@ class ChatCompletionRequest(SamplingFields):
     messages: Listed[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     """The newer name of `max_tokens`; both may be sent when they agree."""
-    user: str | None = Field(default=None, max_length=512)
+    logprobs: bool | None = None
+    """Tell how likely each token was."""
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    """And so many of the likeliest tokens in its place."""
+    response_format: ResponseFormat | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    """Passed to the chat template; without an effect where it does not know it."""
+    chat_template_kwargs: dict[str, TemplateOption] | None = None
+    """Options of the chat template, as far as the server allows clients to set them."""
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
+    """Accepted; every request is served in the tier of its key."""
+    verbosity: Literal["low", "medium", "high"] | None = None
+    """Accepted without an effect."""
+    user: Name | None = None
+    safety_identifier: Annotated[str, Field(max_length=128)] | None = None
+    prompt_cache_key: Name | None = None
     metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] | None = Field(
         default=None, max_length=_MOST_METADATA
     )
 
-    @field_validator("messages", "metadata", mode="before")
+    @field_validator("messages", "metadata", "chat_template_kwargs", mode="before")
     @classmethod
     def _not_too_many(cls, value: Any, info: ValidationInfo) -> Any:
         # Before the entries are looked at: pydantic counts a dict only afterwards.
@@ -152,27 +106,45 @@ class ChatCompletionRequest(SamplingFields):
         """Most tokens asked for, for one choice."""
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
+    @property
+    def asked_logprobs(self) -> int | None:
+        """How many likely tokens to tell for each token; 0: only the token itself; None: nothing."""
+        return (self.top_logprobs or 0) if self.logprobs else None
 
-def check_agreement(request: ChatCompletionRequest) -> None:
-    """Refuse what is only wrong in the light of another field.
+
+def check_agreement(request: ChatCompletionRequest, limits: RequestLimits) -> None:
+    """Refuse what is only wrong in the light of another field, and what a text model cannot read.
 
     Raises:
         InvalidFieldError: two fields contradict each other, or a tool message answers no call.
-        UnsupportedValueError: a message carries a part that a text model cannot read.
+        InvalidSchemaError: a JSON schema cannot be used.
+        UnsupportedParameterError: a template option that clients may not set.
+        UnsupportedValueError: a message carries a part that a text model cannot read, or a tool is no function.
     """
     if request.max_tokens not in (None, request.output_tokens):
-        raise _contradiction("max_tokens", "differs from 'max_completion_tokens'; send one of the two")
-    if request.stream_options is not None and not request.stream:
-        raise _contradiction("stream_options", "is only allowed when 'stream' is true")
+        raise contradiction("max_tokens", "differs from 'max_completion_tokens'; send one of the two")
     if request.output_tokens is not None and (request.min_tokens or 0) > request.output_tokens:
-        raise _contradiction("min_tokens", f"is more than the {request.output_tokens} tokens that may be made")
-    if request.choices > 1 and request.temperature == 0:
-        raise _contradiction("n", "must be 1 when 'temperature' is 0, since every choice would be the same")
-    _check_messages(request.messages)
+        raise contradiction("min_tokens", f"is more than the {request.output_tokens} tokens that may be made")
+    if request.top_logprobs and not request.logprobs:
+        raise contradiction("top_logprobs", "is only allowed when 'logprobs' is true")
+    check_sampling(request, limits)
+    _check_format(request, limits)
+    check_tools(request)
+    for i, function in enumerate(tool.function for tool in request.tools or ()):
+        if function is not None and function.parameters is not None:
+            where = f"tools[{i}].function.parameters"
+            check_schema(function.parameters, limits, param=where, name=function.name)
+    for name in request.chat_template_kwargs or {}:
+        if name not in limits.template_options:
+            raise UnsupportedParameterError(
+                f"Unsupported parameter: clients may not set 'chat_template_kwargs.{name[:64]}' on this server.",
+                param=f"chat_template_kwargs.{name[:64]}",
+            )
+    check_messages(request.messages)
 
 
 def check_offered(body: dict[str, Any]) -> None:
-    """Refuse the OpenAI parameters that this server does not have.
+    """Refuse the parameters that others have and this server does not.
 
     Raises:
         UnsupportedParameterError: one of them asks for something.
@@ -180,45 +152,35 @@ def check_offered(body: dict[str, Any]) -> None:
     for name, harmless in _NOT_OFFERED.items():
         value = body.get(name)
         if value is not None and value not in harmless:
+            instead = f" {_INSTEAD[name]}" if name in _INSTEAD else ""
             raise UnsupportedParameterError(
-                f"Unsupported parameter: '{name}' is not supported by this server.", param=name
+                f"Unsupported parameter: '{name}' is not supported by this server.{instead}", param=name
             )
 
 
-def _check_messages(messages: list[ChatMessage]) -> None:
-    called: set[str] = set()
-    for i, message in enumerate(messages):
-        if isinstance(message.content, list):
-            for j, part in enumerate(message.content):
-                if part.type not in ("text", "refusal"):
-                    raise UnsupportedValueError(
-                        f"Unsupported value: this model reads text only, not '{part.type}' parts.",
-                        param=f"messages[{i}].content[{j}].type",
-                    )
-        called.update(call.id for call in message.tool_calls or ())
-        if message.role == "tool" and message.tool_call_id not in called:
-            raise _contradiction(
-                f"messages[{i}].tool_call_id", "must be the id of a call in an earlier assistant message"
-            )
+def _check_format(request: ChatCompletionRequest, limits: RequestLimits) -> None:
+    asked = request.response_format
+    if asked is None or asked.type == "text":
+        return
+    if request.structured_outputs is not None:
+        raise contradiction("structured_outputs", "cannot be combined with 'response_format'")
+    if asked.json_schema is not None and asked.json_schema.definition is not None:
+        check_schema(asked.json_schema.definition, limits, param="response_format", name=asked.json_schema.name)
 
 
-def _contradiction(param: str, reason: str) -> InvalidFieldError:
-    return InvalidFieldError(f"Invalid '{param}': {reason}.", param=param, code="invalid_value")
+class CalledFunction(ResponseModel):
+    """`arguments` is JSON, as the model wrote it: cut off where `finish_reason` is `length`."""
+
+    name: str
+    arguments: str
 
 
-class PromptTokensDetails(ResponseModel):
-    """`cached_tokens` of the prompt came out of the engine's prefix cache."""
+class CallToMake(ResponseModel):
+    """A function that the model asks to have called."""
 
-    cached_tokens: int
-
-
-class Usage(ResponseModel):
-    """Token counts from the engine's ids. `prompt_tokens` includes the cached ones."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
 
 
 class AssistantMessage(ResponseModel):
@@ -227,6 +189,8 @@ class AssistantMessage(ResponseModel):
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: None = None
+    reasoning_content: str | None = Field(default=None, exclude_if=lambda text: text is None)
+    tool_calls: list[CallToMake] | None = Field(default=None, exclude_if=lambda calls: calls is None)
 
 
 class ChatChoice(ResponseModel):
@@ -234,7 +198,7 @@ class ChatChoice(ResponseModel):
 
     index: int
     message: AssistantMessage
-    logprobs: None = None
+    logprobs: ChoiceLogprobs | None = None
     finish_reason: FinishReason
 
 
@@ -245,5 +209,7 @@ class ChatCompletion(ResponseModel):
     object: Literal["chat.completion"] = "chat.completion"
     created: int
     model: str
+    system_fingerprint: str
+    service_tier: Literal["default"] | None = Field(default=None, exclude_if=lambda tier: tier is None)
     choices: list[ChatChoice]
     usage: Usage

@@ -146,27 +146,36 @@ class ScriptRunner:
         return reason
 
 
-@asynccontextmanager
-async def _deadline(seconds: float) -> AsyncGenerator[None]:
-    """Raises `TimeoutError` after *seconds* in which the event loop would have noticed an answer.
+class _Countdown:
+    """Lets *timeout* end after *seconds* in which the event loop would have noticed an answer.
 
     Counted in slices, each ended by a turn of the loop: a burst of requests that keeps the loop from
     reading replies for a while must not look like a store that does not answer.
     """
-    loop = asyncio.get_running_loop()
-    left = _SLICES
 
-    def tick() -> None:
-        nonlocal left, timer
-        left -= 1
-        if left > 0:
-            timer = loop.call_later(seconds / _SLICES, tick)
+    def __init__(self, timeout: asyncio.Timeout, seconds: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._timeout = timeout
+        self._slice = seconds / _SLICES
+        self._left = _SLICES
+        self._timer = self._loop.call_later(self._slice, self._tick)
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+
+    def _tick(self) -> None:
+        self._left -= 1
+        if self._left:
+            self._timer = self._loop.call_later(self._slice, self._tick)
         else:
-            timeout.reschedule(loop.time())
+            self._timeout.reschedule(self._loop.time())
 
+
+@asynccontextmanager
+async def _deadline(seconds: float) -> AsyncGenerator[None]:
     async with asyncio.timeout(None) as timeout:
-        timer = loop.call_later(seconds / _SLICES, tick)
+        countdown = _Countdown(timeout, seconds)
         try:
             yield
         finally:
-            timer.cancel()
+            countdown.cancel()

@@ -1,52 +1,37 @@
-"""vLLM's `AsyncLLM` behind the engine port. With `vllm_errors` the only file that imports vLLM, pinned to 0.32.
-
-What is not obvious here was found by running 0.32.0: see "Engine" in docs/architecture.md.
-"""
+"""vLLM's `AsyncLLM` behind the engine port."""
 
 import asyncio
 import dataclasses
-import hashlib
 import logging
 import os
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # fork would copy our sockets and threads
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
-from vllm import AsyncEngineArgs, SamplingParams
+from vllm import AsyncEngineArgs
 from vllm.config import StructuredOutputsConfig
-from vllm.exceptions import VLLMValidationError
 from vllm.platforms import current_platform
-from vllm.renderers import ChatParams, TokenizeParams
 from vllm.renderers.chat_utils import load_chat_template
-from vllm.sampling_params import RequestOutputKind
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from mulgil.engine.base import ChoiceSnapshot, Load, Prepared, Snapshot, StopCause
-from mulgil.engine.vllm_errors import translated, unavailable
-from mulgil.errors import ContextLengthError, EngineError, EngineUnavailableError
-from mulgil.schemas.chat import ChatCompletionRequest, ChatMessage
+from mulgil.engine.base import ChoiceSnapshot, Load, Prepared, Prompt, Snapshot, TextRequest
+from mulgil.engine.vllm.errors import translated, unavailable
+from mulgil.engine.vllm.parsing import AnswerParsers
+from mulgil.engine.vllm.prompts import PromptRenderer
+from mulgil.engine.vllm.strand import Strand, outputs_of
+from mulgil.errors import EngineUnavailableError
+from mulgil.schemas.chat import ChatCompletionRequest
+from mulgil.schemas.tokenize import TokenizeRequest
 from mulgil.settings import EngineSettings
 
 log = logging.getLogger(__name__)
 
-_TEMPLATE_OPTIONS = {"tokenize": False, "add_generation_prompt": True, "continue_final_message": False}
-_SAME = (
-    "temperature", "top_p", "frequency_penalty", "presence_penalty", "top_k", "min_p", "repetition_penalty",
-    "ignore_eos", "stop_token_ids",
-)  # fmt: skip
-_SMALLEST_TOP_P = 1e-6  # vLLM refuses 0, which means: only the likeliest token
 _SHUTDOWN_TIMEOUT = 10
 _CHECK_TIMEOUT = 5.0
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Work:
-    engine_input: dict[str, Any]
-    params: SamplingParams
 
 
 class VLLMEngine:
@@ -59,11 +44,11 @@ class VLLMEngine:
     def __init__(self, settings: EngineSettings) -> None:
         self._settings = settings
         self._args = _engine_args(settings)
-        self._salt = secrets.token_bytes(16)
-        self._running: set[str] = set()
+        self._running: dict[str, list[str]] = {}
         self._building: asyncio.Task[Any] | None = None
         self._llm: Any = None
-        self._template: str | None = None
+        self._prompts: PromptRenderer
+        self._parsers: AnswerParsers
         self._sampling_defaults: dict[str, Any] = {}
 
     @property
@@ -86,8 +71,17 @@ class VLLMEngine:
         self._llm._run_output_handler()  # noqa: SLF001 - there is no public way
 
     def _build(self) -> Any:
-        self._template = load_chat_template(self._settings.chat_template)
+        template = load_chat_template(self._settings.chat_template)
+        if self._args.get("enforce_eager") and current_platform.is_cpu():
+            # Else the first request with logprobs compiles a kernel for 10 s, and all others wait with it.
+            os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
         llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**self._args), usage_context=UsageContext.OPENAI_API_SERVER)
+        try:
+            self._prompts = PromptRenderer(llm, template)
+            self._parsers = AnswerParsers(llm, self._settings)
+        except Exception:
+            llm.shutdown(_SHUTDOWN_TIMEOUT)
+            raise
         self._sampling_defaults = llm.model_config.get_diff_sampling_param()
         self._sampling_defaults.pop("max_tokens", None)  # always set by prepare()
         return llm
@@ -102,71 +96,80 @@ class VLLMEngine:
         llm = building.result()
         if not llm.errored:
             # shutdown() leaves whoever still waits for output waiting for ever.
-            await llm.abort(list(self._running))
+            await llm.abort([one for ids in self._running.values() for one in ids])
         await asyncio.to_thread(llm.shutdown, _SHUTDOWN_TIMEOUT)
 
-    async def prepare(
-        self, request: ChatCompletionRequest, *, tenant: str, default_max_tokens: int | None = None
-    ) -> Prepared:
-        llm, limit = self._living(), self.max_model_len
+    async def prepare(self, request: TextRequest, *, tenant: str, default_max_tokens: int | None = None) -> Prepared:
+        self._living()
+        prepared_id = f"mg-{secrets.token_hex(12)}"
         with translated():
-            try:
-                _, (engine_input,) = await llm.renderer.render_chat_async(
-                    [[self._for_template(message) for message in request.messages]],
-                    ChatParams(chat_template=self._template, chat_template_kwargs=dict(_TEMPLATE_OPTIONS)),
-                    TokenizeParams(max_total_tokens=limit, add_special_tokens=False),
-                    prompt_extras={"cache_salt": self._cache_salt(tenant)},
-                )
-            except VLLMValidationError as error:
-                if error.parameter not in ("input_tokens", "input_text"):
-                    raise
-                # vLLM stops counting there.
-                raise ContextLengthError(limit=limit, prompt_tokens=limit + 1, at_least=True) from error
-            ids = engine_input["prompt_token_ids"]
-            if len(ids) >= limit:
-                raise ContextLengthError(limit=limit, prompt_tokens=len(ids))
+            if isinstance(request, ChatCompletionRequest):
+                self._parsers.check(request)
+                inputs = [await self._prompts.chat(request, tenant=tenant)]
+            else:
+                inputs = await self._prompts.texts(request.prompts, tenant=tenant)
             wanted = request.output_tokens or default_max_tokens or self._settings.default_max_tokens
-            params = self._sampling_params(request, max_tokens=min(wanted, limit - len(ids)))
-            configs = llm.vllm_config.speculative_config, llm.vllm_config.structured_outputs_config
-            params.verify(llm.model_config, *configs, llm.renderer.tokenizer)
+            if request.output_tokens == 0:
+                wanted = 1  # the engine cannot make nothing
+            strands = [
+                Strand(
+                    f"{prepared_id}-{index}",
+                    one,
+                    min(wanted, self.max_model_len - len(one["prompt_token_ids"])),
+                    request,
+                )
+                for index, one in enumerate(inputs)
+            ]
+            for strand in strands:
+                await strand.settle_on(self._llm, self._parsers, self._sampling_defaults)
         return Prepared(
-            id=f"mg-{secrets.token_hex(12)}",
-            prompt_token_ids=ids,
-            max_tokens=params.max_tokens,
+            id=prepared_id,
+            prompts=tuple(Prompt(strand.prompt_token_ids, strand.max_tokens) for strand in strands),
             choices=request.choices,
-            payload=_Work(engine_input, params),
+            payload=strands,
         )
 
+    async def tokenize(self, request: TokenizeRequest) -> list[int]:
+        self._living()
+        with translated():
+            return await self._prompts.encode(request)
+
+    async def detokenize(self, token_ids: Sequence[int]) -> list[str]:
+        self._living()
+        with translated():
+            return await self._prompts.decode(token_ids)
+
     async def generate(self, prepared: Prepared) -> AsyncGenerator[Snapshot]:
-        work = prepared.payload
-        assert isinstance(work, _Work), "prepared by another engine"
-        llm, collector, finished = self._living(), None, False
-        choices = [ChoiceSnapshot()] * prepared.choices
-        self._running.add(prepared.id)
+        strands = prepared.payload
+        assert isinstance(strands, list), "prepared by another engine"
+        llm, collectors, finished = self._living(), [], False
+        choices = [ChoiceSnapshot()] * prepared.width
+        cached = [0] * len(strands)
+        self._running[prepared.id] = [strand.id for strand in strands]
         try:
             with translated():
-                # Not llm.generate(): that tells nothing between "accepted" and the first token.
-                collector = await llm.add_request(prepared.id, work.engine_input, work.params)
+                for strand in strands:
+                    collector = await strand.submit(llm)
+                    collectors.append(collector)  # one by one: those before a failure are to be closed
             yield Snapshot(tuple(choices))
-            while not finished:
-                with translated():
-                    output = collector.get_nowait() or await collector.get()
-                for choice in output.outputs:
-                    choices[choice.index] = ChoiceSnapshot(
-                        choice.text, len(choice.token_ids), _stop_cause(choice.finish_reason)
-                    )
-                finished = output.finished
-                yield Snapshot(tuple(choices), output.num_cached_tokens or 0)
+            with translated():
+                async for index, output in outputs_of(collectors):
+                    first = index * prepared.choices
+                    for choice in output.outputs:
+                        choices[first + choice.index] = strands[index].told(choice, output)
+                    cached[index] = output.num_cached_tokens or 0
+                    yield Snapshot(tuple(choices), sum(cached))
+            finished = True
         finally:
-            self._running.discard(prepared.id)
-            if collector is not None:
+            ids = self._running.pop(prepared.id)
+            for collector in collectors:
                 collector.close()
             if not finished and not llm.errored:
-                await llm.abort(prepared.id)
+                await llm.abort(ids)
 
     async def abort(self, request_id: str) -> None:
-        if self._llm is not None and not self._llm.errored:
-            await self._llm.abort(request_id)
+        if self._llm is not None and not self._llm.errored and (ids := self._running.get(request_id)):
+            await self._llm.abort(ids)
 
     async def check(self) -> None:
         llm = self._living()
@@ -186,37 +189,6 @@ class VLLMEngine:
             raise EngineUnavailableError("The engine is not running.", retry_after=5.0)
         return self._llm
 
-    def _cache_salt(self, tenant: str) -> str:
-        """Keeps prefix-cache timing from telling one tenant about another's prompts."""
-        return hashlib.blake2b(tenant.encode(), key=self._salt, digest_size=16).hexdigest()
-
-    def _for_template(self, message: ChatMessage) -> dict[str, Any]:
-        role = "system" if message.role == "developer" else message.role
-        rendered: dict[str, Any] = {"role": role, "content": message.text}
-        if message.name is not None:
-            rendered["name"] = message.name
-        if message.tool_calls:
-            rendered["tool_calls"] = [call.model_dump() for call in message.tool_calls]
-        if message.tool_call_id is not None:
-            rendered["tool_call_id"] = message.tool_call_id
-        return rendered
-
-    def _sampling_params(self, request: ChatCompletionRequest, *, max_tokens: int) -> SamplingParams:
-        asked = {name: value for name in _SAME if (value := getattr(request, name)) is not None}
-        if request.top_p is not None:
-            asked["top_p"] = max(request.top_p, _SMALLEST_TOP_P)
-        return SamplingParams(
-            **self._sampling_defaults | asked,
-            n=request.choices,
-            seed=request.seed,
-            stop=request.stop or [],
-            logit_bias={int(token): bias for token, bias in (request.logit_bias or {}).items()} or None,
-            min_tokens=min(request.min_tokens or 0, max_tokens),
-            max_tokens=max_tokens,
-            output_kind=RequestOutputKind.CUMULATIVE,
-            skip_clone=True,
-        )
-
 
 def _engine_args(settings: EngineSettings) -> dict[str, Any]:
     known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
@@ -235,11 +207,3 @@ def _engine_args(settings: EngineSettings) -> dict[str, Any]:
         # Compiled, 0.32's CPU build answers fluently and wrongly; eager, it answers as transformers does.
         args["enforce_eager"] = True
     return args | settings.engine_args
-
-
-def _stop_cause(reason: str | None) -> StopCause | None:
-    if reason == "error":
-        raise EngineError("The engine failed this request.")
-    if reason == "repetition":
-        return "stop"
-    return reason  # type: ignore[return-value]  # what is left of vLLM's FinishReason is ours too

@@ -1,56 +1,8 @@
-"""Every failure a client can meet. The status, type and code are part of the promise (docs/errors.md).
-
-MulgilError
-├── BadRequestError 400
-│   ├── InvalidJSONError
-│   ├── UnsupportedContentTypeError
-│   ├── ContextLengthError
-│   ├── UnsupportedParameterError
-│   ├── UnsupportedValueError
-│   └── UnknownParameterError
-├── InvalidFieldError 422
-├── RequestTooLargeError 413
-├── HeadTooLargeError 431
-├── AuthenticationError 401
-├── PermissionDeniedError 403
-│   └── AdminOnlyError
-├── NotFoundError 404
-│   ├── ModelNotFoundError
-│   └── KeyNotFoundError
-├── MethodNotAllowedError 405
-├── RateLimitError 429
-│   └── RequestExceedsLimitError
-├── ServiceUnavailableError 503
-│   ├── EngineUnavailableError
-│   ├── OverloadedError
-│   ├── LimiterUnavailableError
-│   └── KeysUnavailableError
-└── EngineError 500
-    └── InternalServerError
-
-Each error is raised where it is known and rendered in one place (`mulgil.api.errors`).
-"""
+"""Failures that are the request's: 4xx."""
 
 from collections.abc import Mapping
-from typing import ClassVar
 
-
-class MulgilError(Exception):
-    """A failure with a place in the OpenAI error envelope."""
-
-    status: ClassVar[int]
-    type: str = "invalid_request_error"
-    code: str | None = None
-
-    def __init__(self, message: str, *, param: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.param = param
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """The response headers that belong to this failure."""
-        return {}
+from mulgil.errors.base import MulgilError, retry_headers
 
 
 class BadRequestError(MulgilError):
@@ -76,13 +28,13 @@ class ContextLengthError(BadRequestError):
 
     code = "context_length_exceeded"
 
-    def __init__(self, *, limit: int, prompt_tokens: int, at_least: bool = False) -> None:
+    def __init__(self, *, limit: int, prompt_tokens: int, at_least: bool = False, param: str = "messages") -> None:
+        field = param.partition("[")[0]
         # LangChain and LiteLLM recognise an overflow by this sentence, not by the code.
         super().__init__(
-            f"Input tokens exceed the configured limit of {limit} tokens. Your messages resulted in "
-            f"{'at least ' if at_least else ''}{prompt_tokens} tokens. "
-            "Please reduce the length of the messages.",
-            param="messages",
+            f"Input tokens exceed the configured limit of {limit} tokens. Your {field} resulted in "
+            f"{'at least ' if at_least else ''}{prompt_tokens} tokens. Please reduce the length of the {field}.",
+            param=param,
         )
 
 
@@ -96,6 +48,17 @@ class UnsupportedValueError(BadRequestError):
     """A value that OpenAI knows and this server or model does not have."""
 
     code = "unsupported_value"
+
+
+class InvalidSchemaError(BadRequestError):
+    """A JSON schema, regular expression or grammar that cannot be used, or is too large."""
+
+    code = "invalid_json_schema"
+
+    def __init__(self, reason: str, *, param: str, name: str | None = None) -> None:
+        # LangChain recognises the failure by the beginning of this sentence.
+        where = f"{param} '{name}'" if name else param
+        super().__init__(f"Invalid schema for {where}: {reason.rstrip('.')}.", param=param)
 
 
 class UnknownParameterError(BadRequestError):
@@ -126,6 +89,13 @@ class HeadTooLargeError(MulgilError):
 
     status = 431
     code = "request_head_too_large"
+
+
+class RequestTimeoutError(MulgilError):
+    """The request did not arrive whole in time."""
+
+    status = 408
+    code = "request_timeout"
 
 
 class AuthenticationError(MulgilError):
@@ -170,6 +140,15 @@ class ModelNotFoundError(NotFoundError):
 
     def __init__(self, model: str) -> None:
         super().__init__(f"The model `{model[:256]}` does not exist or you do not have access to it.", param="model")
+
+
+class StreamNotFoundError(NotFoundError):
+    """No such stream, no more, or another tenant's: they look alike on purpose."""
+
+    code = "stream_not_found"
+
+    def __init__(self, stream_id: str) -> None:
+        super().__init__(f"There is no stream '{stream_id[:64]}', or it is not kept any more.", param="stream_id")
 
 
 class KeyNotFoundError(NotFoundError):
@@ -227,62 +206,3 @@ class RequestExceedsLimitError(RateLimitError):
     @property
     def headers(self) -> dict[str, str]:
         return {"x-should-retry": "false"}
-
-
-class ServiceUnavailableError(MulgilError):
-    """Not now; `retry_after` seconds from now is a good moment to try again."""
-
-    status = 503
-    type = "server_error"
-
-    def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return retry_headers(self.retry_after)
-
-
-class EngineUnavailableError(ServiceUnavailableError):
-    """The engine is loading, dead or not answering."""
-
-    code = "engine_unavailable"
-
-
-class OverloadedError(ServiceUnavailableError):
-    """The engine's queue is full."""
-
-    code = "overloaded"
-
-
-class LimiterUnavailableError(ServiceUnavailableError):
-    """The budgets cannot be asked, and the server is set to let nobody pass unasked."""
-
-    code = "limiter_unavailable"
-
-
-class KeysUnavailableError(ServiceUnavailableError):
-    """The keys cannot be read or written, so nobody can tell whether this one is right."""
-
-    code = "keys_unavailable"
-
-
-class EngineError(MulgilError):
-    """The engine failed this request."""
-
-    status = 500
-    type = "server_error"
-    code = "engine_error"
-
-
-class InternalServerError(EngineError):
-    """A fault of the gateway itself; the message says nothing about its inside."""
-
-    code = "internal_error"
-
-
-def retry_headers(seconds: float) -> dict[str, str]:
-    """`retry-after` in whole seconds, at least 1, rounded up, and the exact `retry-after-ms`."""
-    milliseconds = max(1, -int(-seconds * 1000 // 1))
-    return {"retry-after": str(max(1, -(-milliseconds // 1000))), "retry-after-ms": str(milliseconds)}

@@ -1,15 +1,11 @@
-"""Every setting, declared once: its variable, flag, default, rule and the words that document it."""
+"""The settings by what they are about, each declared once: its default, its rule and the words that document it."""
 
-import os
-import re
+import hashlib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from dotenv import dotenv_values
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
-
-ENV_PREFIX = "MULGIL_"
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+from pydantic_settings import NoDecode
 
 
 def _from_commas(value: Any) -> Any:
@@ -59,9 +55,11 @@ class EngineSettings(_Group):
     chat_template: str | None = None
     """A chat template (file, or the template itself) instead of the model's own."""
     tool_call_parser: str | None = None
-    """vLLM's parser for the model's tool calls, which are not served yet."""
+    """vLLM's parser for the model's tool calls, such as `hermes`; without it requests with `tools` are refused."""
     reasoning_parser: str | None = None
-    """vLLM's parser for the model's reasoning."""
+    """vLLM's parser for the model's reasoning, which is then told apart as `reasoning_content`."""
+    template_options: Names = ("enable_thinking", "thinking", "reasoning_effort")
+    """Keys of `chat_template_kwargs` that a request may set."""
     engine_args: dict[str, Any] = Field(default_factory=dict)
     """Any other vLLM engine argument, as a JSON object; wins over the settings above."""
     engine_check_interval: float = Field(default=1.0, gt=0)
@@ -78,6 +76,12 @@ class EngineSettings(_Group):
             return self.served_model_name
         return (Path(self.model).name,) if self.model else ("simulated",)
 
+    def fingerprint(self, version: str) -> str:
+        """A name for the model and the way it is served: other settings, or another *version*, have another one."""
+        names = sorted(EngineSettings.model_fields)
+        served = f"{version} {[getattr(self, name) for name in names]}"
+        return f"fp_{hashlib.blake2b(served.encode(), digest_size=5).hexdigest()}"
+
     def for_vllm(self) -> dict[str, Any]:
         """The settings that vLLM knows under the same name and that are set."""
         same = (
@@ -92,6 +96,32 @@ class EngineSettings(_Group):
         return args
 
 
+class EmbeddingSettings(_Group):
+    """Embeddings: a model of their own in this process, or another server."""
+
+    embeddings_model: str | None = None
+    """Hugging Face name or folder of an embedding model, run by a second engine of this process. With
+    `engine=simulated`: any name, for vectors made of hashes. Not set: `/v1/embeddings` does not exist."""
+    embeddings_served_name: Names = ()
+    """Names that clients may use for it. Default: the last part of `embeddings_model`."""
+    embeddings_engine_args: dict[str, Any] = Field(default_factory=dict)
+    """vLLM engine arguments of the embedding model, as a JSON object. On a GPU it takes 5 % of the memory unless
+    `gpu_memory_utilization` is among them."""
+    embeddings_url: str | None = None
+    """Base URL (`http://host:8000/v1`) of a server that makes the embeddings instead. It must offer `/tokenize` too."""
+    embeddings_api_key: SecretStr | None = None
+    """Key for that server."""
+    embeddings_timeout: float = Field(default=30.0, gt=0)
+    """Seconds that one call to that server may take."""
+
+    @property
+    def embedding_names(self) -> tuple[str, ...]:
+        """The names that clients may use for the embedding model; none when there is none."""
+        if self.embeddings_served_name:
+            return self.embeddings_served_name
+        return (Path(self.embeddings_model).name,) if self.embeddings_model else ()
+
+
 class ServerSettings(_Group):
     """The listener, and what a request may look like."""
 
@@ -104,8 +134,28 @@ class ServerSettings(_Group):
     meets a closed connection now and then."""
     shutdown_grace: int = Field(default=30, ge=0)
     """Seconds that running requests may take to finish after SIGTERM."""
+    request_timeout: float = Field(default=60.0, gt=0)
+    """Seconds from the first byte of a request to its last."""
+    write_timeout: float = Field(default=60.0, gt=0)
+    """Seconds that a client may leave unread what was sent to it, before its connection is closed."""
+    ping_interval: float = Field(default=15.0, gt=0)
+    """Seconds of silence after which a stream has a comment line, so that no proxy takes it for dead."""
+    heartbeat_interval: float = Field(default=60.0, gt=0)
+    """Seconds of silence after which a chat stream has a chunk without content: some clients do not count comments."""
+    resume_grace: float = Field(default=60.0, ge=0)
+    """Seconds that a resumable stream goes on without a reader."""
+    resume_retention: float = Field(default=300.0, ge=0)
+    """Seconds that a resumable stream can be read after its end."""
+    max_kept_streams: int = Field(default=1_000, ge=1)
+    """Most resumable streams at the same time, finished ones included."""
+    max_kept_bytes: int = Field(default=64 * 1024 * 1024, ge=0)
+    """Largest size of all finished streams together; the oldest ones go first."""
+    ticket_ttl: float = Field(default=60.0, gt=0)
+    """Seconds within which a ticket must be used for the first time."""
     cors_origins: Names = ()
     """Origins whose pages may call this server from a browser; `*` for any. None: CORS is off."""
+    chat_page: bool = True
+    """Whether `/` is a page to chat on. It asks for the key, which stays in the browser's tab."""
     max_body_bytes: int = Field(default=2 * 1024 * 1024, ge=1_024)
     """Largest request body."""
     max_json_depth: int = Field(default=64, ge=4, le=512)
@@ -116,6 +166,16 @@ class ServerSettings(_Group):
     """Largest `n` that a request may ask for."""
     max_messages: int = Field(default=2_048, ge=1)
     """Most messages in one request."""
+    max_prompts: int = Field(default=128, ge=1)
+    """Most prompts in one request for completions."""
+    max_tools: int = Field(default=128, ge=1)
+    """Most tools in one request."""
+    max_schema_bytes: int = Field(default=65_536, ge=1)
+    """Largest JSON schema, regular expression or grammar that an answer may have to keep to, in bytes."""
+    max_schema_depth: int = Field(default=32, ge=1, le=60)
+    """Deepest nesting of such a schema."""
+    max_embedding_inputs: int = Field(default=2_048, ge=1)
+    """Most inputs in one request for embeddings."""
     unknown_fields: Literal["ignore", "reject"] = "ignore"
     """What happens to a top-level field of a request body that nobody knows."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -158,73 +218,3 @@ class KeySettings(_Group):
     """What opens `/admin`, at least 16 characters. Not set: there are no such routes."""
     audit_log: Path | None = None
     """File to which every change of a key or a balance is added as a line of JSON."""
-
-
-class Settings(EngineSettings, ServerSettings, LimitSettings, KeySettings, BaseSettings):
-    """The whole configuration: flags win over `MULGIL_…` variables, those over `.env`.
-
-    Raises:
-        ValueError: a setting is of a wrong type or out of its range.
-    """
-
-    model_config = SettingsConfigDict(
-        env_prefix=ENV_PREFIX,
-        env_file=".env",
-        extra="ignore",  # a .env may hold other programs' variables; ours are checked below
-        frozen=True,
-        hide_input_in_errors=True,
-        cli_hide_none_type=True,
-        cli_kebab_case=True,
-        cli_implicit_flags=True,
-    )
-
-    def check(self) -> None:
-        """Refuse a configuration that cannot be served.
-
-        Raises:
-            ValueError: something is missing, or two settings contradict each other.
-        """
-        if self.lease_renew_interval * 2 > self.lease_ttl:
-            raise ValueError(
-                "'lease_ttl' must be at least twice 'lease_renew_interval', or leases expire between renewals"
-            )
-        if self.engine == "vllm" and not self.model:
-            raise ValueError("'model' is needed with engine=vllm (or set engine=simulated)")
-        self._check_keys()
-
-    def _check_keys(self) -> None:
-        for name in ("api_keys", "keys_file"):
-            if getattr(self, name) and self.insecure:
-                raise ValueError(f"'insecure' would let everybody in although '{name}' is set: choose one")
-        if not (self.api_keys or self.keys_file or self.redis_url or self.insecure):
-            raise ValueError(
-                "no API key is configured: set MULGIL_API_KEYS, MULGIL_KEYS_FILE or MULGIL_REDIS_URL, "
-                "or --insecure to serve everybody, or start with scripts/serve, which makes a key"
-            )
-        if self.admin_token:
-            if not re.fullmatch(r"[!-~]{16,512}", self.admin_token.get_secret_value()):
-                raise ValueError("'admin_token' must be 16 to 512 printable ASCII characters without spaces")
-            if not (self.keys_file or self.redis_url):
-                raise ValueError(
-                    "'admin_token' opens routes that manage keys: 'keys_file' or 'redis_url' must say where"
-                )
-
-
-def problems(error: ValidationError) -> str:
-    """What is wrong with the settings, a line for each; values are not repeated."""
-    return "\n".join(
-        f"{ENV_PREFIX}{'_'.join(map(str, problem['loc'])).upper()}: {problem['msg']}"
-        if problem["loc"]
-        else problem["msg"].removeprefix("Value error, ")
-        for problem in error.errors(include_url=False, include_input=False)
-    )
-
-
-def unknown_variables() -> list[str]:
-    """The `MULGIL_…` names in the environment and in `.env` that are no setting, sorted.
-
-    A mistyped variable is a limit that silently does not hold; pydantic-settings overlooks it.
-    """
-    known = {ENV_PREFIX + name.upper() for name in Settings.model_fields}
-    names = os.environ.keys() | dotenv_values(str(Settings.model_config["env_file"])).keys()
-    return sorted(name for name in names if name.upper().startswith(ENV_PREFIX) and name.upper() not in known)

@@ -1,0 +1,99 @@
+"""The adapters that the settings name: stores, sources of keys, and the engine."""
+
+import asyncio
+import importlib
+
+from mulgil.admission.store import BudgetStore
+from mulgil.auth.cached import CachedKeys
+from mulgil.auth.file import FileKeys, KeyFile
+from mulgil.auth.source import KeyChain, OpenDoor, StaticKeys
+from mulgil.engine.base import Engine
+from mulgil.engine.simulated import SimulatedEngine
+from mulgil.errors import EngineUnavailableError
+from mulgil.settings import Settings
+from mulgil.stores.fallback import FallbackStore
+from mulgil.stores.guard import GuardedStore
+from mulgil.stores.memory import MemoryStore
+from mulgil.stores.redis import RedisStore
+from mulgil.stores.redis_keys import RedisKeys
+
+
+def build_store(settings: Settings) -> BudgetStore:
+    """The store of budgets that the settings name: shared by replicas in Redis, or of this process alone."""
+    if settings.redis_url is None:
+        return MemoryStore(lease_ttl=settings.lease_ttl)
+    return RedisStore(
+        settings.redis_url.get_secret_value(),
+        timeout=settings.store_timeout,
+        connections=settings.store_connections,
+        lease_ttl=settings.lease_ttl,
+    )
+
+
+def with_fallback(guarded: GuardedStore, settings: Settings) -> BudgetStore:
+    """*guarded*, or with `limiter_on_failure=local` also a store of this process behind it."""
+    if settings.limiter_on_failure == "closed":
+        return guarded
+    return FallbackStore(guarded, MemoryStore(lease_ttl=settings.lease_ttl), replicas=settings.replicas)
+
+
+def build_keys(settings: Settings) -> KeyChain:
+    """The sources of keys that the settings name, those first that no failure can reach.
+
+    Raises:
+        ValueError: an entry of `api_keys` is no key, or the file of keys cannot be read.
+    """
+    fixed = OpenDoor() if settings.insecure else StaticKeys(key.get_secret_value() for key in settings.api_keys)
+    stores = build_key_stores(settings)
+    sources = [FileKeys(store) if isinstance(store, KeyFile) else CachedKeys(store) for store in stores]
+    return KeyChain([fixed, *sources], stores)
+
+
+def build_key_stores(settings: Settings) -> list[KeyFile | RedisKeys]:
+    """Where keys are kept; the first one is where new keys go."""
+    stores: list[KeyFile | RedisKeys] = []
+    if settings.keys_file:
+        stores.append(KeyFile(settings.keys_file))
+    if settings.redis_url:
+        stores.append(RedisKeys(settings.redis_url.get_secret_value(), timeout=settings.store_timeout))
+    return stores
+
+
+def check_engine_args(settings: Settings) -> None:
+    """Let vLLM's own list judge `engine_args`; slow, since vLLM is imported for it.
+
+    Raises:
+        ValueError: vLLM does not have one of them, or is not installed.
+    """
+    if settings.engine_args and settings.engine == "vllm":
+        try:
+            importlib.import_module("mulgil.engine.vllm.adapter").VLLMEngine(settings)
+        except ImportError as error:
+            raise ValueError(f"engine_args cannot be checked, since vLLM cannot be imported: {error}") from error
+
+
+async def build_engine(settings: Settings) -> Engine:
+    """The engine that the settings name, not started.
+
+    Raises:
+        EngineUnavailableError: vLLM is not installed, or does not know an engine argument.
+    """
+    if settings.engine == "simulated":
+        return SimulatedEngine(
+            max_model_len=settings.max_model_len or 8_192,
+            default_max_tokens=settings.default_max_tokens,
+            ttft=settings.simulated_ttft,
+            gap=settings.simulated_gap,
+        )
+    try:
+        # Here and in a thread: the import takes many seconds, and the server answers meanwhile.
+        adapter = await asyncio.to_thread(importlib.import_module, "mulgil.engine.vllm.adapter")
+    except ImportError as error:
+        raise EngineUnavailableError(
+            f"vLLM cannot be imported ({error}). Install mulgil[cpu] or mulgil[gpu], or use --engine simulated."
+        ) from error
+    try:
+        engine: Engine = adapter.VLLMEngine(settings)
+    except ValueError as error:
+        raise EngineUnavailableError(str(error)) from error
+    return engine

@@ -1,0 +1,94 @@
+"""What chat and completions have in common: from a checked request to a plain or a streamed reply."""
+
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from mulgil.api.context import caller_of
+from mulgil.api.disconnect import unless_gone
+from mulgil.api.errors import JSONBody
+from mulgil.api.sse import Events, EventStream, Silence
+from mulgil.engine.base import Snapshot, TextRequest, TokenLogprob
+from mulgil.gateway import Gateway
+from mulgil.generation import Generation
+from mulgil.schemas.usage import CompletionTokensDetails, PromptTokensDetails, Usage
+
+# JSON has no infinity; OpenAI writes this instead.
+_IMPOSSIBLE = -9999.0
+
+
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """How a generation is told to its client.
+
+    Attributes:
+        frames: the events of a stream.
+        heartbeat: an event that says nothing.
+        body: the plain reply.
+    """
+
+    frames: Callable[[Generation], AsyncGenerator[bytes]]
+    heartbeat: Callable[[Generation], bytes]
+    body: Callable[[Generation, Snapshot], dict[str, Any]]
+
+
+async def reply(request: Request, gateway: Gateway, asked: TextRequest, telling: Telling, silence: Silence) -> Response:
+    """Generate, and answer with a stream or a plain reply, as *asked*.
+
+    Raises:
+        MulgilError: it was refused, or failed before anything was sent.
+        ClientGone: nobody waits for the reply any more.
+    """
+    generation = await unless_gone(request.receive, gateway.start(asked, caller_of(request.scope)))
+
+    def abandon() -> None:
+        gateway.abandon(generation)
+
+    if asked.stream:
+        events = Events(telling.frames(generation), abandon, telling.heartbeat(generation))
+        return EventStream(events, silence, headers=generation.lease.headers())
+    try:
+        snapshot = await unless_gone(request.receive, generation.finished())
+    finally:
+        abandon()
+    return JSONBody(telling.body(generation, snapshot), headers=generation.lease.headers())
+
+
+def usage(generation: Generation, snapshot: Snapshot) -> Usage:
+    """The exact counts after *snapshot*."""
+    reasoning = snapshot.reasoning_tokens
+    return Usage(
+        prompt_tokens=generation.prompt_tokens,
+        completion_tokens=snapshot.completion_tokens,
+        total_tokens=generation.prompt_tokens + snapshot.completion_tokens,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=snapshot.cached_tokens),
+        completion_tokens_details=CompletionTokensDetails(reasoning_tokens=reasoning) if reasoning else None,
+    )
+
+
+def finite(logprob: float) -> float:
+    """*logprob* as a number that JSON has."""
+    return max(logprob, _IMPOSSIBLE)
+
+
+def told_logprobs(tokens: tuple[TokenLogprob, ...]) -> dict[str, Any]:
+    """A chat choice's `logprobs`."""
+
+    def told(token: str, logprob: float) -> dict[str, Any]:
+        return {"token": token, "logprob": finite(logprob), "bytes": list(token.encode())}
+
+    return {
+        "content": [
+            {**told(one.text, one.logprob or 0.0), "top_logprobs": [told(*likely) for likely in one.top]}
+            for one in tokens
+        ],
+        "refusal": None,
+    }
+
+
+def public_id(generation: Generation, prefix: str) -> str:
+    """The id that the client sees; the engine's own never leaves the process."""
+    return f"{prefix}-{generation.id.partition('-')[2]}"

@@ -1,0 +1,104 @@
+"""Every failure a client can meet. The status, type and code are part of the promise (docs/errors.md).
+
+MulgilError
+├── BadRequestError 400
+│   ├── InvalidJSONError
+│   ├── UnsupportedContentTypeError
+│   ├── ContextLengthError
+│   ├── UnsupportedParameterError
+│   ├── UnsupportedValueError
+│   ├── InvalidSchemaError
+│   └── UnknownParameterError
+├── InvalidFieldError 422
+├── RequestTooLargeError 413
+├── HeadTooLargeError 431
+├── RequestTimeoutError 408
+├── AuthenticationError 401
+├── PermissionDeniedError 403
+│   └── AdminOnlyError
+├── NotFoundError 404
+│   ├── ModelNotFoundError
+│   ├── StreamNotFoundError
+│   └── KeyNotFoundError
+├── MethodNotAllowedError 405
+├── RateLimitError 429
+│   └── RequestExceedsLimitError
+├── ServiceUnavailableError 503
+│   ├── EngineUnavailableError
+│   ├── OverloadedError
+│   ├── LimiterUnavailableError
+│   └── KeysUnavailableError
+└── EngineError 500
+    └── InternalServerError
+
+Each error is raised where it is known and rendered in one place (`mulgil.api.errors`).
+"""
+
+from mulgil.errors.base import MulgilError, retry_headers
+from mulgil.errors.client import (
+    AdminOnlyError,
+    AuthenticationError,
+    BadRequestError,
+    ContextLengthError,
+    HeadTooLargeError,
+    InvalidFieldError,
+    InvalidJSONError,
+    InvalidSchemaError,
+    KeyNotFoundError,
+    MethodNotAllowedError,
+    ModelNotFoundError,
+    NotFoundError,
+    PermissionDeniedError,
+    RateLimitError,
+    RequestExceedsLimitError,
+    RequestTimeoutError,
+    RequestTooLargeError,
+    StreamNotFoundError,
+    UnknownParameterError,
+    UnsupportedContentTypeError,
+    UnsupportedParameterError,
+    UnsupportedValueError,
+)
+from mulgil.errors.server import (
+    EngineError,
+    EngineUnavailableError,
+    InternalServerError,
+    KeysUnavailableError,
+    LimiterUnavailableError,
+    OverloadedError,
+    ServiceUnavailableError,
+)
+
+__all__ = [
+    "AdminOnlyError",
+    "AuthenticationError",
+    "BadRequestError",
+    "ContextLengthError",
+    "EngineError",
+    "EngineUnavailableError",
+    "HeadTooLargeError",
+    "InternalServerError",
+    "InvalidFieldError",
+    "InvalidJSONError",
+    "InvalidSchemaError",
+    "KeyNotFoundError",
+    "KeysUnavailableError",
+    "LimiterUnavailableError",
+    "MethodNotAllowedError",
+    "ModelNotFoundError",
+    "MulgilError",
+    "NotFoundError",
+    "OverloadedError",
+    "PermissionDeniedError",
+    "RateLimitError",
+    "RequestExceedsLimitError",
+    "RequestTimeoutError",
+    "RequestTooLargeError",
+    "ServiceUnavailableError",
+    "StreamNotFoundError",
+    "UnknownParameterError",
+    "UnsupportedContentTypeError",
+    "UnsupportedParameterError",
+    "UnsupportedValueError",
+    "retry_headers",
+]
