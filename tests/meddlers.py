@@ -48,10 +48,10 @@ class Meddling:
 class Meddler:
     """The proxy, as an application."""
 
-    def __init__(self, target: str, how: Meddling) -> None:
+    def __init__(self, target: str, how: Meddling, client: httpx2.AsyncClient) -> None:
         self._target = target
         self._how = how
-        self._client = httpx2.AsyncClient(timeout=60)
+        self._client = client
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         how, body = self._how, b""
@@ -74,7 +74,7 @@ class Meddler:
                 for name, value in answer.headers.raw
                 if name.lower() not in {*_OF_ONE_CONNECTION, *how.drops}
             ]
-            packs = how.compresses and "gzip" in scope_header(scope, b"accept-encoding")
+            packs = how.compresses and "gzip" in _header(scope, b"accept-encoding")
             kept += [*how.adds, *([(b"content-encoding", b"gzip")] if packs else [])]
             start = {"type": "http.response.start", "status": answer.status_code, "headers": kept}
             await self._pass_on(answer, start, send, packs=packs)
@@ -99,7 +99,7 @@ class Meddler:
             raise Cut from None
 
 
-def scope_header(scope: Scope, name: bytes) -> str:
+def _header(scope: Scope, name: bytes) -> str:
     return next((value.decode() for key, value in scope["headers"] if key == name), "")
 
 
@@ -122,15 +122,21 @@ async def _page(send: Send, status: int) -> None:
 @asynccontextmanager
 async def meddling(target: str, how: Meddling) -> AsyncGenerator[str]:
     """The URL of a proxy in front of *target*."""
-    app = Meddler(target, how)
-    config = uvicorn.Config(
-        app, port=0, lifespan="off", ws="none", log_config=None, server_header=False, timeout_graceful_shutdown=1
-    )
-    server = uvicorn.Server(config)
-    running = asyncio.create_task(server.serve())
-    try:
-        await eventually(lambda: server.started or running.done())
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        await running
+    async with httpx2.AsyncClient(timeout=60) as client:
+        config = uvicorn.Config(
+            Meddler(target, how, client),
+            port=0,
+            lifespan="off",
+            ws="none",
+            log_config=None,
+            server_header=False,
+            timeout_graceful_shutdown=1,
+        )
+        server = uvicorn.Server(config)
+        running = asyncio.create_task(server.serve())
+        try:
+            await eventually(lambda: server.started or running.done())
+            yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            await running

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 import socket
 import subprocess
 import tempfile
@@ -63,7 +62,7 @@ async def nginx(*gateways: str, around: str = "", config: str | None = None, **v
         gateways: where requests go.
         around: directives of the http block around our configuration.
         config: a configuration to be used instead of ours; `PORT` in it is the port to listen on.
-        variables: of `scripts/nginx-config`.
+        variables: of `scripts/nginx-config`; `PORT` in them is the port to listen on.
     """
     with tempfile.TemporaryDirectory(prefix="mg-nginx-") as name:
         folder, port = Path(name), free_port()
@@ -71,28 +70,28 @@ async def nginx(*gateways: str, around: str = "", config: str | None = None, **v
             "NGINX_LISTEN": f"127.0.0.1:{port}",
             "NGINX_ACCESS_LOG": f"{folder}/access.log",
             "NGINX_ERROR_LOG": f"{folder}/error.log",
-        } | variables
+        } | {name: value.replace("PORT", str(port)) for name, value in variables.items()}
         text = rendered(*gateways, **ours) if config is None else config.replace("PORT", str(port))
         (folder / "mulgil.conf").write_text(text)
         # As root, nginx would become nobody, who may not write here.
         user = "user root root;" if os.geteuid() == 0 else ""
         (folder / "nginx.conf").write_text(MAIN.format(folder=folder, around=around, user=user))
         command = [str(nginx_binary()), "-p", str(folder), "-c", str(folder / "nginx.conf")]
-        with (folder / "start.log").open("wb") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log)
+        process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
         running = Nginx(port, folder)
         try:
             await _until_it_listens(process, running)
             yield running
         finally:
-            process.send_signal(signal.SIGTERM)
-            await asyncio.to_thread(process.wait, 10)
+            if process.returncode is None:
+                process.terminate()
+            await process.communicate()
 
 
-async def _until_it_listens(process: subprocess.Popen[bytes], running: Nginx) -> None:
+async def _until_it_listens(process: asyncio.subprocess.Process, running: Nginx) -> None:
     deadline = time.monotonic() + 10
     while True:
-        assert process.poll() is None, running.logged
+        assert process.returncode is None, running.logged
         assert time.monotonic() < deadline, "nginx does not listen"
         try:
             socket.create_connection(("127.0.0.1", running.port), timeout=1).close()

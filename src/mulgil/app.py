@@ -26,12 +26,14 @@ from mulgil.api import (
     page,
     streams,
     tokenize,
+    websocket,
 )
 from mulgil.api.admin_access import ADMIN_PATHS, AdminMiddleware
 from mulgil.api.body import BodyRules
 from mulgil.api.middleware import AuthenticationMiddleware, RequestContextMiddleware
 from mulgil.api.page import PAGE_PATHS
 from mulgil.api.sse import Silence
+from mulgil.api.websocket import SocketRules
 from mulgil.audit import Audit
 from mulgil.auth.registrar import Registrar
 from mulgil.auth.source import KeyChain, KeySource
@@ -179,6 +181,7 @@ def add_routes(mulgil: Mulgil, settings: Settings, tickets: Tickets) -> list[typ
     app.include_router(chat.routes(gateway, rules, silence, mulgil.streams))
     app.include_router(completions.routes(gateway, rules, silence))
     app.include_router(streams.routes(mulgil.streams, tickets, rules, silence))
+    app.include_router(websocket.routes(gateway, rules, SocketRules(settings.cors_origins, settings.websocket_idle)))
     app.include_router(tokenize.routes(gateway, rules, embedding.gateway if embedding else None))
     app.include_router(models.routes(settings.model_names + settings.embedding_names))
     app.include_router(doctor.routes(doctor.Wiring(EXPOSED_HEADERS, settings.cors_origins, silence), rules))

@@ -1,6 +1,7 @@
 """`mulgil doctor`: what a client would see through whatever is between it and the gateway."""
 
 import asyncio
+import re
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -16,7 +17,7 @@ _CANNOT = 2
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-def doctor(
+def doctor(  # noqa: PLR0913, PLR0917 - the options of a command are its arguments
     url: Annotated[str, typer.Option(help="Base URL as clients have it: https://host/v1.")],
     key: Annotated[str, typer.Option(envvar="OPENAI_API_KEY", help="An API key; better in the variable.")],
     direct: Annotated[str | None, typer.Option(help="Base URL of the gateway itself, to compare with.")] = None,
@@ -28,12 +29,15 @@ def doctor(
 
     Exit status: 0 all is good, 1 something is not, 2 nothing could be measured.
     """
+    for one in (url, direct):
+        if one and not re.fullmatch(r"https?://[^\s/?#@]+[^\s?#@]*", one):
+            raise typer.BadParameter("a URL is http://… or https://…, without a user, a query or a fragment")
     targets = [Target(one.rstrip("/"), key, idle, origin) for one in (url, direct) if one]
     try:
         measured = asyncio.run(_measure_all(targets))
     except CannotMeasureError as error:
         if as_json:
-            typer.echo(orjson.dumps({"url": targets[0].url, "ok": False, "error": str(error)}))
+            typer.echo(orjson.dumps({"url": targets[0].url, "ok": False, "error": str(error)}).decode())
         else:
             typer.echo(f"mulgil doctor: {error}", err=True)
         raise typer.Exit(_CANNOT) from None

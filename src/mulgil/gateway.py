@@ -127,6 +127,11 @@ class Gateway:
         self._spawn(_abort(engine, generation.id))
 
     @property
+    def draining(self) -> bool:
+        """Nothing is taken on any more."""
+        return self._draining
+
+    @property
     def running(self) -> int:
         """Generations that are not settled yet."""
         return len(self._running)

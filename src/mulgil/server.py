@@ -87,6 +87,8 @@ def server_config(settings: Settings, app: Callable[..., object]) -> uvicorn.Con
         port=settings.port,
         loop="uvloop",
         http=protocol(request_timeout=settings.request_timeout, write_timeout=settings.write_timeout),
+        ws="websockets-sansio",
+        ws_max_size=settings.max_body_bytes,
         timeout_keep_alive=settings.keep_alive,
         timeout_graceful_shutdown=settings.shutdown_grace + _TIME_FOR_LAST_WORDS,
         access_log=False,  # ours says more, and less of what is secret

@@ -59,8 +59,7 @@ async def read_object(request: Request, rules: BodyRules) -> dict[str, Any]:
     """
     _check_content_type(request.headers.get("content-type", ""))
     raw = await _read(request, rules.max_bytes)
-    with _uncollected():
-        return _parsed(raw, rules.max_depth)
+    return parsed(raw, rules)
 
 
 def validated(model: type[M], body: dict[str, Any], rules: BodyRules) -> M:
@@ -121,6 +120,16 @@ def _uncollected() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def parsed(raw: bytes, rules: BodyRules) -> dict[str, Any]:
+    """The JSON object in *raw*.
+
+    Raises:
+        InvalidJSONError: it is none, or nested too deeply.
+    """
+    with _uncollected():
+        return _parsed(raw, rules.max_depth)
 
 
 def _parsed(raw: bytes, max_depth: int) -> dict[str, Any]:

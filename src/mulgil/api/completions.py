@@ -84,7 +84,9 @@ def _head(generation: Generation) -> dict[str, Any]:
 
 
 def _choice(index: int, text: str, logprobs: dict[str, Any] | None, finish_reason: str | None = None) -> dict[str, Any]:
-    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
+    # Calls are a matter of chats; a text has simply ended.
+    reason = "stop" if finish_reason == "tool_calls" else finish_reason
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
 
 def _logprobs(tokens: tuple[TokenLogprob, ...], asked: CompletionRequest) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""`GET /v1/doctor/stream`: a stream whose every event is known, so that `mulgil doctor` sees what happens on the way."""
+"""`GET /v1/doctor/stream`: a stream of known events, so that `mulgil doctor` sees what happens on the way."""
 
 import asyncio
 import time

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mulgil.api.context import attach, context_of
 from mulgil.api.disconnect import ClientGone
 from mulgil.api.errors import error_response
+from mulgil.api.websocket_door import offered_key, refuse
 from mulgil.auth.keys import Caller, bearer_token
 from mulgil.auth.source import KeySource
 from mulgil.auth.tickets import Ticket, Tickets
@@ -18,6 +19,8 @@ from mulgil.errors import AuthenticationError, InternalServerError, MulgilError
 STREAM_PATH = "/v1/streams/"
 TICKET_PATHS = ("/stream", "/ws/chat")
 """What a ticket opens, beside the stream that it is for."""
+
+_WEBSOCKET_FAILED = 1011
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +40,9 @@ class RequestContextMiddleware:
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status
-            if message["type"] == "http.response.start":
+            if message["type"] == "websocket.accept":
+                status = 101
+            elif message["type"] == "http.response.start":
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = context.id
@@ -50,6 +55,9 @@ class RequestContextMiddleware:
             status = status or 499
         except Exception:
             log.exception("request %s failed", context.id)
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": _WEBSOCKET_FAILED})
+                return
             if status:
                 raise  # The response has begun: all that is left is to cut the connection.
             error = InternalServerError("The server had an error while processing your request.")
@@ -91,7 +99,10 @@ class AuthenticationMiddleware:
             try:
                 context_of(scope).caller = await self._authenticate(scope)
             except MulgilError as error:
-                await error_response(error)(scope, receive, send)
+                if scope["type"] == "websocket":
+                    await refuse(error, scope, receive, send)
+                else:
+                    await error_response(error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -119,10 +130,12 @@ class AuthenticationMiddleware:
             context_of(scope).ticket = ticket
             return ticket.caller
         token = bearer_token(sent[0]) if len(sent) == 1 else None
+        if not sent and scope["type"] == "websocket":
+            token = offered_key(scope)
         caller = await self._keys.find(token or b"")
         if caller is not None:
             return caller
-        if not sent or not sent[0].strip() or sent[0].strip().lower() == b"bearer":
+        if not token and (not sent or sent[0].strip().lower() in (b"", b"bearer")):
             raise AuthenticationError(
                 "You didn't provide an API key. Send it in an Authorization header: 'Authorization: Bearer YOUR_KEY'.",
                 code=None,

@@ -42,7 +42,7 @@ _CURES: Mapping[str, Mapping[str, str]] = {
     "cut": {
         "nginx": "proxy_read_timeout 300s; and proxy_send_timeout 300s;",
         "alb": "idle_timeout.timeout_seconds = 300 among the load balancer's attributes",
-        "cloudflare": "Proxy Read Timeout, where the plan has it; else stream, and keep answers that are not streamed short",
+        "cloudflare": "Proxy Read Timeout, where the plan has it; else stream whatever takes long",
         "caddy": "transport http { read_timeout 300s } in reverse_proxy, if it is set at all",
         "": "raise the proxy's idle or response time-out to 300 s",
     },

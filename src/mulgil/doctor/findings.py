@@ -1,5 +1,6 @@
 """What the measurements say: for each thing that can go wrong on the way whether it did, why, and what to do."""
 
+import itertools
 import statistics
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -86,7 +87,7 @@ def _pace(paced: Stream, proxy: str) -> Check:
     if len(paced.ticks) < 2:
         said = f"the stream ended after {len(paced.ticks)} events" + (f": {paced.broken_by}" if paced.broken_by else "")
         return Check("pace", "bad", said, f"{called(proxy)} ends or changes the stream", cure("gathered", proxy))
-    sent = statistics.median(b.sent - a.sent for a, b in zip(paced.ticks, paced.ticks[1:], strict=False))
+    sent = statistics.median(b.sent - a.sent for a, b in itertools.pairwise(paced.ticks))
     said = (
         f"{len(paced.ticks)} events sent {_ms(sent)} apart came {_ms(statistics.median(paced.gaps))} apart "
         f"(longest {_ms(max(paced.gaps))}); {paced.together:.0%} of them came together with the one before"

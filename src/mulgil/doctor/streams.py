@@ -1,5 +1,6 @@
 """The gateway's test stream, read as a client reads it, with the moment at which each event came."""
 
+import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -54,12 +55,12 @@ class Stream:
     @property
     def gaps(self) -> list[float]:
         """Seconds between one event and the next."""
-        return [after.came - before.came for before, after in zip(self.ticks, self.ticks[1:], strict=False)]
+        return [after.came - before.came for before, after in itertools.pairwise(self.ticks)]
 
     @property
     def together(self) -> float:
         """The share of the events that came with the one before although they were sent apart."""
-        pairs = list(zip(self.ticks, self.ticks[1:], strict=False))
+        pairs = list(itertools.pairwise(self.ticks))
         gathered = [1 for one, two in pairs if two.came - one.came < (two.sent - one.sent) / 4]
         return len(gathered) / len(pairs) if pairs else 0.0
 

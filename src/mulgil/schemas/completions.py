@@ -107,6 +107,8 @@ def check_agreement(request: CompletionRequest, limits: RequestLimits) -> None:
         raise contradiction("min_tokens", f"is more than the {request.output_tokens} tokens that may be made")
     if request.best_of is not None and request.best_of < (request.n or 1):
         raise contradiction("best_of", f"must be at least 'n', which is {request.n}")
+    if request.echo and request.best_of is not None and request.best_of > (request.n or 1):
+        raise contradiction("best_of", "must be 'n' when 'echo' is true")
     if request.stream and request.best_of is not None and request.best_of > (request.n or 1):
         raise contradiction("best_of", "must be 'n' when 'stream' is true")
     if request.stream_options is not None and request.stream_options.resumable:

@@ -152,6 +152,8 @@ class ServerSettings(_Group):
     """Largest size of all finished streams together; the oldest ones go first."""
     ticket_ttl: float = Field(default=60.0, gt=0)
     """Seconds within which a ticket must be used for the first time."""
+    websocket_idle: float = Field(default=600.0, gt=0)
+    """Seconds without a turn after which a WebSocket is closed."""
     cors_origins: Names = ()
     """Origins whose pages may call this server from a browser; `*` for any. None: CORS is off."""
     chat_page: bool = True

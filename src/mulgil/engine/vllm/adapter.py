@@ -101,6 +101,7 @@ class VLLMEngine:
 
     async def prepare(self, request: TextRequest, *, tenant: str, default_max_tokens: int | None = None) -> Prepared:
         self._living()
+        self._prompts.check_ids(request)
         prepared_id = f"mg-{secrets.token_hex(12)}"
         with translated():
             if isinstance(request, ChatCompletionRequest):

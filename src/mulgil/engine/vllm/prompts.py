@@ -12,7 +12,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.inputs import tokens_input
 from vllm.renderers import ChatParams, TokenizeParams
 
-from mulgil.engine.base import check_vocabulary
+from mulgil.engine.base import TextRequest, check_vocabulary
 from mulgil.errors import ContextLengthError, InvalidFieldError
 from mulgil.schemas.chat import ChatCompletionRequest
 from mulgil.schemas.messages import ChatMessage
@@ -106,6 +106,15 @@ class PromptRenderer:
                     "Invalid 'prompt': a prompt has at least one token.", param="prompt", code="invalid_value"
                 )
         return inputs
+
+    def check_ids(self, request: TextRequest) -> None:
+        """Refuse token ids that the model does not have.
+
+        Raises:
+            InvalidFieldError: there is one.
+        """
+        check_vocabulary([int(token) for token in request.logit_bias or ()], self._vocabulary, param="logit_bias")
+        check_vocabulary(request.stop_token_ids or (), self._vocabulary, param="stop_token_ids")
 
     async def encode(self, request: TokenizeRequest) -> list[int]:
         """The token ids of a text or a conversation.
