@@ -18,7 +18,6 @@ class Relay:
         host, port: the gateway.
         one_by_one: every byte of an answer is a write of its own.
         cuts: after how many bytes an event stream is cut, one number for each, the first for the first.
-        closed: connections end as soon as they are made.
         url: where it listens.
         streams: the event streams that passed.
     """
@@ -27,21 +26,34 @@ class Relay:
     port: int
     one_by_one: bool = False
     cuts: deque[int] = field(default_factory=deque)
-    closed: bool = False
     url: str = ""
     streams: int = 0
+    _shut: bool = False
+    _clients: set[asyncio.StreamWriter] = field(default_factory=set)
+
+    def shut(self) -> None:
+        """Cut all connections, and every new one as soon as it is made."""
+        self._shut = True
+        for client in self._clients:
+            client.transport.abort()
+
+    def reopen(self) -> None:
+        """Let everybody in again."""
+        self._shut = False
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Relay one connection, to its end or its cut."""
-        if self.closed:
+        if self._shut:
             writer.transport.abort()
             return
+        self._clients.add(writer)
         upstream_reader, upstream_writer = await asyncio.open_connection(self.host, self.port)
         there = asyncio.create_task(_copy(reader, upstream_writer))
         try:
             with contextlib.suppress(ConnectionError):
                 await self._back(upstream_reader, writer)
         finally:
+            self._clients.discard(writer)
             there.cancel()
             upstream_writer.transport.abort()
             writer.transport.abort()
@@ -49,7 +61,7 @@ class Relay:
     async def _back(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         left: int | None = None  # bytes until the cut
         while data := await reader.read(65_536):
-            if b"text/event-stream" in data:
+            if b"content-type: text/event-stream" in data:
                 self.streams += 1
                 left = self.cuts.popleft() if self.cuts else None
             piece = data if left is None else data[:left]

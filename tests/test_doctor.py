@@ -13,7 +13,6 @@ import pytest
 from harness import KEY, Server, serving, settings
 from meddlers import Meddling, meddling
 from nginxserver import nginx
-from starlette.websockets import WebSocket
 
 from mulgil.admission.store import Account
 from mulgil.api.sse import HEADERS
@@ -57,16 +56,10 @@ class Findings:
         return {name for name, check in self.checks[proxy].items() if check.verdict == "bad"}
 
 
-async def say_nothing(socket: WebSocket) -> None:
-    await socket.accept()
-    await socket.close()
-
-
 @pytest.fixture(scope="module")
 async def patient() -> AsyncGenerator[Server]:
-    """A gateway that fills silence after 0.5 s, and has a WebSocket."""
+    """A gateway that fills silence after 0.5 s."""
     async with serving(settings(ping_interval=0.5, cors_origins=("https://app.example",))) as server:
-        server.mulgil.app.router.add_websocket_route("/ws/chat", say_nothing)
         yield server
 
 

@@ -139,10 +139,10 @@ async def test_an_echo_without_logprobs_has_none(shared: Server) -> None:
     assert reply["choices"][0]["logprobs"] is None
 
 
-async def test_logprobs_of_none_but_the_made_token_are_told_without_likely_ones(shared: Server) -> None:
+async def test_with_logprobs_0_only_the_made_token_is_told(shared: Server) -> None:
     reply = await complete_both_ways(shared, logprobs=0, max_tokens=3)
     told = reply["choices"][0]["logprobs"]
-    assert told["top_logprobs"] is None
+    assert [list(one) for one in told["top_logprobs"]] == [[token] for token in told["tokens"]]
     assert len(told["token_logprobs"]) == 3
 
 
@@ -299,3 +299,11 @@ async def test_the_key_and_the_content_type_are_checked_as_for_chat(shared: Serv
     assert (form.status_code, form.json()["error"]["code"]) == (400, "unsupported_content_type")
     wrong_method = await shared.client.get("/v1/completions")
     assert (wrong_method.status_code, wrong_method.headers["allow"]) == (405, "POST")
+
+
+async def test_without_max_tokens_a_completion_is_as_short_as_openais(shared: Server) -> None:
+    prompt = script(tokens=200)
+    usual = await shared.client.post("/v1/completions", json={"model": MODEL, "prompt": prompt})
+    assert usual.json()["usage"]["completion_tokens"] == 16
+    longer = await shared.client.post("/v1/completions", json={"model": MODEL, "prompt": prompt, "max_tokens": 90})
+    assert longer.json()["usage"]["completion_tokens"] == 90

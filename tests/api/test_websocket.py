@@ -160,7 +160,7 @@ async def test_a_ticket_opens_it_and_no_key_in_the_url_does(shared: Server) -> N
     ticket = (await shared.client.post("/v1/tickets")).json()["ticket"]
     async with connected(shared, f"?ticket={ticket}", headers={}) as connection:
         assert (await turn(connection, content=script(text="In.")))[-1]["content"] == "In."
-    assert (await refused(shared, f"?ticket={KEY}", headers={}))[0] == 4401
+    assert (await refused(shared, f"?ticket={KEY}", headers={}))[0] == 4404
     assert (await refused(shared, f"?api_key={KEY}", headers={}))[0] == 4401
 
 

@@ -18,6 +18,7 @@ import pytest
 from asgiservers import Answering, answering
 from harness import KEY, Server, chat_body, events, eventually, script, serving, settings, text_of
 from nginxserver import ROOT, Nginx, nginx, rendered
+from websockets.asyncio.client import connect
 
 from mulgil.settings import Settings
 
@@ -292,16 +293,30 @@ async def test_when_every_gateway_is_full_their_own_words_are_passed_on_every_ti
         assert (await client.post(front.url, json={})).json()["name"] == "b"
 
 
-async def test_a_kept_stream_is_found_wherever_it_is(
-    two: tuple[Answering, Answering], client: httpx2.AsyncClient
+async def test_a_kept_stream_is_found_wherever_it_is(client: httpx2.AsyncClient) -> None:
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(serving()) for _ in range(2)]
+        front = await stack.enter_async_context(nginx(*(f"127.0.0.1:{server.port}" for server in servers)))
+        for session in range(6):
+            headers = {"x-session-id": str(session)}
+            made = await client.post(f"{front.url}/v1/streams", json=chat_body(script(tokens=3)), headers=headers)
+            assert made.status_code == 201
+            read = await client.get(f"{front.url}/v1/streams/{made.json()['id']}")  # without its session
+            assert read.status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/streams/s", "/stream", "/ws/chat"])
+@pytest.mark.parametrize("status", [403, 404])
+async def test_a_gateway_that_knows_nothing_of_a_ticket_is_not_the_last_one_asked(
+    two: tuple[Answering, Answering], client: httpx2.AsyncClient, path: str, status: int
 ) -> None:
-    two[0].status = 404
+    two[0].status = status
     async with nginx(*(one.address for one in two)) as front:
-        for session in range(8):
-            found = await client.get(f"{front.url}/v1/streams/s?ticket=t", headers={"x-session-id": str(session)})
+        for session in range(6):
+            found = await client.get(f"{front.url}{path}?ticket=t", headers={"x-session-id": str(session)})
             assert (found.status_code, found.json()["name"]) == (200, "b")
             elsewhere = await client.get(f"{front.url}/v1/models/s", headers={"x-session-id": str(session)})
-            assert elsewhere.status_code == (200 if elsewhere.json()["name"] == "b" else 404)
+            assert elsewhere.status_code == (200 if elsewhere.json()["name"] == "b" else status)
 
 
 async def test_the_gateway_hears_who_called_and_how(
@@ -333,12 +348,9 @@ async def test_no_ticket_and_no_key_is_in_a_log(two: tuple[Answering, Answering]
 
 
 async def test_a_websocket_passes_in_both_directions(two: tuple[Answering, Answering]) -> None:
-    websockets = pytest.importorskip("websockets.asyncio.client", reason="uvicorn needs it to speak WebSocket")
     async with (
         nginx(two[0].address) as front,
-        websockets.connect(
-            f"ws://127.0.0.1:{front.port}/ws/chat?ticket=t", additional_headers=HEADERS, proxy=None
-        ) as socket,
+        connect(f"ws://127.0.0.1:{front.port}/ws/chat?ticket=t", additional_headers=HEADERS, proxy=None) as socket,
     ):
         for text in ("one", "물길", "x" * 100_000):
             await socket.send(text)

@@ -3,16 +3,24 @@
 import asyncio
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from browser import Watch, chromium, violations
-from clientruns import Grounds, grounds
+from clientruns import Grounds, grounds, taking_the_only_place
 from harness import KEY, Server, eventually, script, serving, settings
 from playwright.async_api import Browser, Page, expect
 from relay import relaying
 
 TEXT = "물길 🌊 is a waterway.\nÇa coule, 천천히. 👩‍👩‍👧‍👦"
+ONE_AT_A_TIME = """
+[tiers.default]
+concurrent_requests = 1
+requests_per_minute = "unlimited"
+input_tokens_per_minute = "unlimited"
+output_tokens_per_minute = "unlimited"
+"""
 FOREVER = script(tokens=5_000, gap=0.02)
 
 Visit = Callable[..., Awaitable[Page]]
@@ -169,12 +177,12 @@ async def test_an_answer_is_exact_in_pieces_of_one_byte(shared: Server, visit: V
 
 
 async def test_a_line_that_stays_broken_leaves_what_was_read_and_a_way_to_go_on(shared: Server, visit: Visit) -> None:
-    async with relaying(shared, cuts=(2_500,)) as relay:
+    async with relaying(shared) as relay:
         page = await visit(relay.url)
         await page.clock.install()
-        await ask(page, script(text=TEXT, split_characters=True, gap=0.005))
+        await ask(page, script(text=TEXT, split_characters=True, gap=0.01))
         await expect(answer(page)).to_have_text(re.compile("물길"))
-        relay.closed = True
+        relay.shut()
         await expect(page.get_by_text("Connection lost, resuming").first).to_be_attached()
         for _ in range(60):
             await page.clock.fast_forward(8_000)
@@ -185,7 +193,7 @@ async def test_a_line_that_stays_broken_leaves_what_was_read_and_a_way_to_go_on(
         partly = await answer(page).evaluate("element => element.textContent")
         assert partly
         assert TEXT.startswith(partly)
-        relay.closed = False
+        relay.reopen()
         await page.get_by_role("button", name="Resume").click()
         await finished(page)
         assert await answer(page).evaluate("element => element.textContent") == TEXT
@@ -210,17 +218,29 @@ async def test_no_key_is_said_in_words(shared: Server, visit: Visit) -> None:
     await expect(page.get_by_role("alert")).to_contain_text("This server wants an API key.")
 
 
-async def test_a_budget_that_is_used_up_counts_down_to_another_try(places: Grounds, visit: Visit) -> None:
+async def test_a_budget_that_is_used_up_counts_down_to_another_try(visit: Visit, tmp_path: Path) -> None:
+    tiers = tmp_path / "tiers.toml"
+    tiers.write_text(ONE_AT_A_TIME)
+    async with serving(settings(config=tiers)) as server:
+        page = await visit(server.url)
+        async with taking_the_only_place(server):
+            await ask(page, script(text="at last"))
+            await expect(page.get_by_role("alert")).to_be_visible()
+        await expect(page.get_by_role("alert")).to_have_text("Your budget is used up for the moment.")
+        await expect(page.get_by_text(re.compile(r"You can try again in \d+ s\."))).to_be_visible()
+        again = page.get_by_role("button", name="Try again")
+        await expect(again).to_be_disabled()
+        await expect(again).to_be_enabled(timeout=20_000)
+        await expect(page.get_by_text("You can try again in")).to_have_count(0)
+        await again.click()
+        await expect(answer(page)).to_have_text("at last")
+
+
+async def test_a_request_larger_than_the_whole_budget_is_not_to_be_tried_again(places: Grounds, visit: Visit) -> None:
     page = await visit(places.full.url)
-    await ask(page, script(text="now"))
-    await expect(page.get_by_role("alert")).to_have_text("Your budget is used up for the moment.")
-    await expect(page.get_by_text(re.compile(r"You can try again in \d+ s\."))).to_be_visible()
-    again = page.get_by_role("button", name="Try again")
-    await expect(again).to_be_disabled()
-    await expect(again).to_be_enabled(timeout=15_000)
-    await expect(page.get_by_text(re.compile("You can try again in"))).to_have_count(0)
-    await again.click()
-    await expect(page.locator(".failure")).to_have_count(1)
+    await ask(page, "hello")
+    await expect(page.get_by_role("alert")).to_contain_text("larger than your whole budget")
+    await expect(page.get_by_role("button", name="Try again")).to_have_count(0)
 
 
 async def test_a_server_that_cannot_answer_now_is_said_in_words(places: Grounds, visit: Visit) -> None:
@@ -241,17 +261,19 @@ async def test_a_failure_in_the_middle_keeps_the_text_and_says_that_it_is_not_wh
 
 async def test_what_is_wrong_with_a_request_is_said_in_words(shared: Server, visit: Visit) -> None:
     page = await visit(shared.url)
-    await ask(page, script(tokens=5) + "x" * 300_000)
-    await expect(page.get_by_role("alert")).to_have_text(re.compile("too (long|large)"))
+    await ask(page, '/simulate {"tokens": "many"}')
+    await expect(page.get_by_role("alert")).to_contain_text("messages[0].content is not valid")
+    await ask(page, "x" * 300_000)
+    await expect(page.get_by_role("alert")).to_contain_text("The conversation is too long for this model.")
 
 
 async def test_a_server_that_is_gone_is_said_in_words_and_can_be_asked_again(shared: Server, visit: Visit) -> None:
     async with relaying(shared) as relay:
         page = await visit(relay.url)
-        relay.closed = True
+        relay.shut()
         await ask(page, script(text="back"))
         await expect(page.get_by_role("alert")).to_have_text("The connection broke, and the answer is not whole.")
-        relay.closed = False
+        relay.reopen()
         await page.get_by_role("button", name="Try again").click()
         await expect(answer(page)).to_have_text("back")
 
@@ -284,19 +306,12 @@ async def test_enter_sends_shift_enter_starts_a_line_and_a_syllable_in_the_makin
 
 async def test_the_keyboard_reaches_everything_in_the_order_of_the_page(shared: Server, visit: Visit) -> None:
     page = await visit(shared.url)
-    await page.evaluate("document.activeElement.blur()")
-    reached = []
-    for _ in range(7):
+    await page.get_by_label("Model").focus()
+    reached = ["model"]
+    for _ in range(6):
         await page.keyboard.press("Tab")
         reached.append(await page.evaluate("document.activeElement.id"))
-    assert [name for name in reached if name] == [
-        "new-chat",
-        "key-button",
-        "language",
-        "conversation",
-        "question",
-        "send",
-    ]  # fmt: skip - the list of models has one entry, and is disabled
+    assert reached == ["model", "new-chat", "key-button", "language", "conversation", "question", "send"]
 
 
 async def test_a_screen_reader_is_told_sentences_and_the_end(shared: Server, visit: Visit) -> None:
@@ -340,12 +355,27 @@ async def test_axe_finds_nothing_wrong(places: Grounds, visit: Visit, scheme: st
     await page.keyboard.press("Escape")
 
 
+async def test_the_end_of_an_answer_stays_in_view_unless_the_reader_scrolls_up(shared: Server, visit: Visit) -> None:
+    page = await visit(shared.url, viewport={"width": 400, "height": 500})
+    conversation = page.locator("#conversation")
+    await ask(page, script(tokens=300))
+    await finished(page)
+    await ask(page, script(tokens=600, fail_at=300))
+    await expect(page.get_by_role("alert")).to_be_in_viewport()
+    await ask(page, script(tokens=300, gap=0.01))
+    await expect(answer(page)).to_have_text(re.compile(r"\w+ \w+"))
+    await conversation.evaluate("element => element.scrollTop = 0")
+    await asyncio.sleep(0.5)
+    assert await conversation.evaluate("element => element.scrollTop") == 0
+    await finished(page)
+
+
 async def test_nothing_is_wider_than_a_phone(shared: Server, visit: Visit) -> None:
     page = await visit(shared.url, viewport={"width": 320, "height": 640})
     await ask(page, script(text="a" * 300))
     await finished(page)
     assert await page.evaluate("document.documentElement.scrollWidth") <= 320
-    assert await page.locator("main").evaluate("element => element.scrollWidth <= element.clientWidth")
+    assert await page.locator("#conversation").evaluate("element => element.scrollWidth <= element.clientWidth")
 
 
 async def test_where_no_key_is_wanted_none_is_needed(visit: Visit) -> None:

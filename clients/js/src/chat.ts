@@ -18,7 +18,7 @@ export interface Connection extends Callbacks {
 }
 
 export interface ReconnectRules {
-  /** Tries without an event in between; default 8. */
+  /** Tries without anything new in between; default 8. */
   attempts?: number | undefined;
   /** Milliseconds before the first one, doubled for each further one; default 250. */
   firstDelay?: number | undefined;
@@ -221,12 +221,14 @@ class Follower {
     try {
       if (aborted?.aborted) throw aborted.reason;
       for await (const { type, data, id } of eventsOf(response, this.#options.silence ?? 60_000)) {
-        this.#attempts = 0;
         if (type === "done") return endingOf(data);
         if (data === "[DONE]") return "completed";
         const chunk = chunkOf(data);
         // Before it is handed on: whoever leaves while looking at it has it.
-        if (this.#position && id) this.#position = { ...this.#position, offset: id };
+        if (this.#position && id && id !== this.#position.offset) {
+          this.#position = { ...this.#position, offset: id };
+          this.#attempts = 0;
+        }
         yield chunk;
       }
       return new BrokenLine("The stream ended before the answer did.");

@@ -26,7 +26,7 @@ export async function relay(target, { oneByOne = false, cuts = [] } = {}) {
     }
     client.pipe(upstream);
     upstream.on("data", (bytes) => {
-      if (bytes.includes("text/event-stream")) {
+      if (bytes.includes("content-type: text/event-stream")) {
         seen.streams++;
         before = left.length > 0 ? left.shift() : null;
       }
@@ -46,12 +46,9 @@ export async function relay(target, { oneByOne = false, cuts = [] } = {}) {
   return {
     url: `http://127.0.0.1:${server.address().port}`,
     seen,
-    async [Symbol.asyncDispose]() {
+    async close() {
       for (const socket of sockets) socket.destroy();
       await new Promise((resolve) => server.close(resolve));
-    },
-    close() {
-      return this[Symbol.asyncDispose]();
     },
   };
 }

@@ -50,6 +50,18 @@ test("a line that stays broken says where to go on, and there it goes on", needs
   assert.equal(stream.text + (await rest.result()).text, TEXT);
 });
 
+test("a line that breaks again and again without anything new is given up", needsGateway, async () => {
+  const tries = [];
+  const rules = { attempts: 3, firstDelay: 1 };
+  const options = { resume: true, silence: 150, reconnect: rules, onReconnect: ({ attempt }) => tries.push(attempt) };
+  const error = await errorOf(streamChat(asking(grounds.quiet, { hang_at: 2 }, options)));
+  assert.ok(error instanceof client.ConnectionLostError, String(error));
+  assert.deepEqual(tries, [1, 2, 3]);
+  const address = `${grounds.quiet}/v1/streams/${error.resumable.id}`;
+  await fetch(address, { method: "DELETE", headers: { authorization: `Bearer ${grounds.key}` } });
+  await until(grounds.quiet, 0);
+});
+
 test("a stream that is gone is a NotFoundError", needsGateway, async () => {
   const error = await errorOf(followStream({ baseUrl: `${grounds.gateway}/v1`, key: grounds.key, position: { id: "stream_none" } }));
   assert.ok(error instanceof client.NotFoundError, String(error));

@@ -92,11 +92,17 @@ def _choice(index: int, text: str, logprobs: dict[str, Any] | None, finish_reaso
 def _logprobs(tokens: tuple[TokenLogprob, ...], asked: CompletionRequest) -> dict[str, Any] | None:
     if asked.logprobs is None:
         return None
-    tops = [None if one.logprob is None else {text: finite(logprob) for text, logprob in one.top} for one in tokens]
+    # The token itself is always among the likeliest that are told, as OpenAI has it.
+    tops = [
+        None
+        if one.logprob is None
+        else {text: finite(logprob) for text, logprob in (*one.top, (one.text, one.logprob))}
+        for one in tokens
+    ]
     return {
         "tokens": [one.text for one in tokens],
         "token_logprobs": [None if one.logprob is None else finite(one.logprob) for one in tokens],
-        "top_logprobs": tops if asked.logprobs else None,
+        "top_logprobs": tops,
         "text_offset": [one.start for one in tokens],
     }
 

@@ -14,7 +14,7 @@ from mulgil.api.websocket_door import offered_key, refuse
 from mulgil.auth.keys import Caller, bearer_token
 from mulgil.auth.source import KeySource
 from mulgil.auth.tickets import Ticket, Tickets
-from mulgil.errors import AuthenticationError, InternalServerError, MulgilError
+from mulgil.errors import AuthenticationError, InternalServerError, MulgilError, TicketNotFoundError
 
 STREAM_PATH = "/v1/streams/"
 TICKET_PATHS = ("/stream", "/ws/chat")
@@ -116,7 +116,7 @@ class AuthenticationMiddleware:
         (sent,) = parse_qs(query.decode("latin-1")).get("ticket", [""])[:1]
         ticket = self._tickets.find(sent)
         if ticket is None:
-            raise AuthenticationError("This ticket is wrong, or it is too late for it.", code="invalid_api_key")
+            raise TicketNotFoundError("This ticket is wrong, or it is too late for it.")
         if path in TICKET_PATHS or path == f"{STREAM_PATH}{ticket.stream_id}":
             return ticket
         return None

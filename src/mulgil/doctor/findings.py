@@ -199,6 +199,8 @@ def _websocket(answer: Answer | None, proxy: str) -> Check:
         return Check("WebSocket", "skipped", "the gateway has no /ws/chat")
     if answer.status == 101:
         return Check("WebSocket", "good", "the upgrade passes")
+    if answer.status in (401, 403) and "x-request-id" in answer.headers:
+        return Check("WebSocket", "good", f"the upgrade passes; the gateway itself refuses it ({answer.status})")
     said = f"the upgrade gets {answer.status or 'a broken connection'}"
     cause = f"{called(proxy)} does not pass the Upgrade header on"
     return Check(

@@ -249,3 +249,17 @@ def check_vocabulary(token_ids: Sequence[int], size: int, *, param: str) -> None
             param=param,
             code="invalid_value",
         )
+
+
+def longest_answer(request: TextRequest, default_max_tokens: int | None, engine_default: int) -> int:
+    """Most tokens to make for one choice of *request*, as far as the context allows.
+
+    Args:
+        request: what the client asked for; 0 is 1, since no engine can make nothing.
+        default_max_tokens: the tier's, where nothing is asked for.
+        engine_default: the engine's own.
+    """
+    if request.output_tokens is not None:
+        return max(request.output_tokens, 1)
+    default = default_max_tokens or engine_default
+    return min(request.usual_tokens or default, default)

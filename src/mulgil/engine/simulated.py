@@ -23,6 +23,7 @@ from mulgil.engine.base import (
     StopCause,
     TextRequest,
     check_vocabulary,
+    longest_answer,
 )
 from mulgil.engine.simulated_answers import Script, answer
 from mulgil.engine.simulated_tokens import VOCABULARY, encode, encode_message, token_bytes
@@ -80,13 +81,13 @@ class SimulatedEngine:
             param, tokenised = "messages", [[t for m in request.messages for t in encode_message(m.text or "")]]
         else:
             param, tokenised = "prompt", [_ids_of(prompt) for prompt in request.prompts]
-        wanted = request.output_tokens or default_max_tokens or self._default_max_tokens
+        wanted = longest_answer(request, default_max_tokens, self._default_max_tokens)
         prompts, voices = [], []
         for ids in tokenised:
             room = self._max_model_len - len(ids)
             if room < 1:
                 raise ContextLengthError(limit=self._max_model_len, prompt_tokens=len(ids), param=param)
-            prompt = Prompt(ids, min(1 if request.output_tokens == 0 else wanted, room))
+            prompt = Prompt(ids, min(wanted, room))
             prompts.append(prompt)
             voices += [Voice(answer(script, request, ids, index), request, prompt) for index in range(request.choices)]
         return Prepared(

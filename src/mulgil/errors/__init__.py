@@ -19,6 +19,7 @@ MulgilError
 ├── NotFoundError 404
 │   ├── ModelNotFoundError
 │   ├── StreamNotFoundError
+│   ├── TicketNotFoundError
 │   └── KeyNotFoundError
 ├── MethodNotAllowedError 405
 ├── RateLimitError 429
@@ -54,6 +55,7 @@ from mulgil.errors.client import (
     RequestTimeoutError,
     RequestTooLargeError,
     StreamNotFoundError,
+    TicketNotFoundError,
     UnknownParameterError,
     UnsupportedContentTypeError,
     UnsupportedParameterError,
@@ -96,6 +98,7 @@ __all__ = [
     "RequestTooLargeError",
     "ServiceUnavailableError",
     "StreamNotFoundError",
+    "TicketNotFoundError",
     "UnknownParameterError",
     "UnsupportedContentTypeError",
     "UnsupportedParameterError",

@@ -151,6 +151,12 @@ class StreamNotFoundError(NotFoundError):
         super().__init__(f"There is no stream '{stream_id[:64]}', or it is not kept any more.", param="stream_id")
 
 
+class TicketNotFoundError(NotFoundError):
+    """No such ticket here: wrong, too late, or another gateway's, which a proxy may ask next."""
+
+    code = "ticket_not_found"
+
+
 class KeyNotFoundError(NotFoundError):
     """No key of this id."""
 

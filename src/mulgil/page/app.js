@@ -198,7 +198,7 @@ async function loadModels() {
     const answer = await fetch("/v1/models", { cache: "no-store" });
     const { data } = await answer.json();
     select.replaceChildren(...data.map(({ id }) => new Option(id, id)));
-    select.disabled = data.length < 2;
+    select.disabled = data.length === 0;
   } catch {
     speaker.remark(words.say("noModels"));
   }

@@ -3,13 +3,16 @@ export class Conversation {
   #element;
   #words;
   #follows = true;
+  #top = 0;
 
   constructor(element, words) {
     this.#element = element;
     this.#words = words;
     element.addEventListener("scroll", () => {
-      // Whoever scrolls up wants to read; whoever is at the end wants to see what comes.
-      this.#follows = element.scrollHeight - element.scrollTop - element.clientHeight < 40;
+      // Whoever scrolls up wants to read; whoever is at the end wants to see what comes. Growing is not scrolling.
+      if (element.scrollTop < this.#top) this.#follows = false;
+      if (element.scrollHeight - element.scrollTop - element.clientHeight < 40) this.#follows = true;
+      this.#top = element.scrollTop;
     });
   }
 

@@ -19,7 +19,7 @@ import {
 export function problemOf(error, hadKey) {
   const detail = detailOf(error);
   const about = (word, more = {}) => ({ word, values: [], detail, wait: 0, again: false, key: false, resumable: null, ...more });
-  if (error instanceof AuthenticationError) return about(hadKey ? "badKey" : "noKey", { key: true, again: true });
+  if (error instanceof AuthenticationError) return about(hadKey ? "badKey" : "noKey", { key: true });
   if (error instanceof PermissionError) return about("forbidden", { again: true });
   if (error instanceof NotFoundError) {
     return about(error.code === "stream_not_found" ? "noStream" : "noModel", { again: true });

@@ -33,7 +33,10 @@ _NOT_OFFERED: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "moderation": (),
     "priority": (0,),
+    "prompt_logprobs": (),
     "request_id": (),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
     "web_search_options": (),
 }
 _INSTEAD = {
@@ -105,6 +108,11 @@ class ChatCompletionRequest(SamplingFields, ToolFields):
     def output_tokens(self) -> int | None:
         """Most tokens asked for, for one choice."""
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+    @property
+    def usual_tokens(self) -> int | None:
+        """Most tokens to make where none are asked for; None: whatever the server's default is."""
+        return None
 
     @property
     def asked_logprobs(self) -> int | None:

@@ -11,18 +11,22 @@ from mulgil.schemas.sampling import SamplingFields, check_sampling, contradictio
 from mulgil.schemas.usage import Usage
 
 _LARGEST_ID = 2**31 - 1
+_USUAL_TOKENS = 16  # OpenAI's, for this endpoint
+# No served model can write towards a suffix; the others are vLLM's.
+_NOT_OFFERED = ("suffix", "prompt_logprobs", "truncate_prompt_tokens", "use_beam_search")
 
 
 class CompletionRequest(SamplingFields):
     """The body of `POST /v1/completions`."""
 
-    also_known = frozenset(("suffix",))
+    also_known = frozenset(_NOT_OFFERED)
 
     model: str = Field(min_length=1)
     prompt: Any = Field(json_schema_extra={"anyOf": [{"type": "string"}, {"type": "array"}]})
     """A text, an array of texts, token ids, or an array of arrays of token ids."""
     max_tokens: int | None = Field(default=None, ge=0)
-    """Most tokens to make for one choice; 0 only with `echo`, to have a prompt scored."""
+    """Most tokens to make for one choice, 16 by default. 0 only with `echo`, to have a prompt scored: the engine cannot
+    make nothing, so one token is made and paid for, and not shown."""
     echo: bool | None = None
     """The text begins with the prompt."""
     logprobs: int | None = Field(default=None, ge=0, le=20)
@@ -69,6 +73,11 @@ class CompletionRequest(SamplingFields):
     def output_tokens(self) -> int | None:
         """Most tokens asked for, for one choice."""
         return self.max_tokens
+
+    @property
+    def usual_tokens(self) -> int | None:
+        """Most tokens to make where none are asked for and no one else says less."""
+        return _USUAL_TOKENS
 
     @property
     def choices(self) -> int:
@@ -119,15 +128,16 @@ def check_agreement(request: CompletionRequest, limits: RequestLimits) -> None:
 
 
 def check_offered(body: dict[str, Any]) -> None:
-    """Refuse what this server does not have.
+    """Refuse the parameters that others have and this server does not.
 
     Raises:
-        UnsupportedParameterError: a `suffix`, which no served model can write towards.
+        UnsupportedParameterError: one of them asks for something.
     """
-    if body.get("suffix"):
-        raise UnsupportedParameterError(
-            "Unsupported parameter: 'suffix' is not supported by this server.", param="suffix"
-        )
+    for name in _NOT_OFFERED:
+        if body.get(name) not in (None, "", False):
+            raise UnsupportedParameterError(
+                f"Unsupported parameter: '{name}' is not supported by this server.", param=name
+            )
 
 
 class CompletionLogprobs(ResponseModel):

@@ -18,7 +18,7 @@ from vllm.renderers.chat_utils import load_chat_template
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from mulgil.engine.base import ChoiceSnapshot, Load, Prepared, Prompt, Snapshot, TextRequest
+from mulgil.engine.base import ChoiceSnapshot, Load, Prepared, Prompt, Snapshot, TextRequest, longest_answer
 from mulgil.engine.vllm.errors import translated, unavailable
 from mulgil.engine.vllm.parsing import AnswerParsers
 from mulgil.engine.vllm.prompts import PromptRenderer
@@ -109,9 +109,7 @@ class VLLMEngine:
                 inputs = [await self._prompts.chat(request, tenant=tenant)]
             else:
                 inputs = await self._prompts.texts(request.prompts, tenant=tenant)
-            wanted = request.output_tokens or default_max_tokens or self._settings.default_max_tokens
-            if request.output_tokens == 0:
-                wanted = 1  # the engine cannot make nothing
+            wanted = longest_answer(request, default_max_tokens, self._settings.default_max_tokens)
             strands = [
                 Strand(
                     f"{prepared_id}-{index}",

@@ -176,15 +176,16 @@ class Follower {
             if (aborted?.aborted)
                 throw aborted.reason;
             for await (const { type, data, id } of eventsOf(response, this.#options.silence ?? 60_000)) {
-                this.#attempts = 0;
                 if (type === "done")
                     return endingOf(data);
                 if (data === "[DONE]")
                     return "completed";
                 const chunk = chunkOf(data);
                 // Before it is handed on: whoever leaves while looking at it has it.
-                if (this.#position && id)
+                if (this.#position && id && id !== this.#position.offset) {
                     this.#position = { ...this.#position, offset: id };
+                    this.#attempts = 0;
+                }
                 yield chunk;
             }
             return new BrokenLine("The stream ended before the answer did.");
