@@ -11,43 +11,9 @@ import httpx2
 import pytest
 from harness import Server, chat_body, eventually, hanging_up, raw_request, script, serving, settings
 from keyrecords import made
+from streamreader import Read
 
 from mulgil.auth.file import KeyFile
-
-
-class Read:
-    """What a reader has put together from the events of a stream."""
-
-    def __init__(self) -> None:
-        self.text = ""
-        self.last_id = 0
-        self.errors: list[Any] = []
-        self.usage: Any = None
-        self.status: str | None = None
-        self.finish: list[str] = []
-
-    def event(self, lines: list[str]) -> None:
-        fields = dict(line.split(": ", 1) for line in lines if not line.startswith(":"))
-        if "data" not in fields:
-            return
-        data = json.loads(fields["data"])
-        if fields.get("event") == "done":
-            self.status = data["status"]
-        elif "error" in data:
-            self.errors.append(data["error"])
-        elif not data["choices"]:
-            self.usage = data["usage"]
-        else:
-            choice = data["choices"][0]
-            self.text += choice["delta"].get("content") or ""
-            self.finish += [choice["finish_reason"]] if choice["finish_reason"] else []
-        if "id" in fields:
-            assert int(fields["id"]) > self.last_id
-            self.last_id = int(fields["id"])
-
-    def feed(self, body: str) -> None:
-        for one in body.split("\n\n")[:-1]:
-            self.event(one.split("\n"))
 
 
 async def start(server: Server, prompt: str, **fields: Any) -> Any:
