@@ -33,6 +33,9 @@ def settings(**changes: Any) -> Settings:
         "port": 0,
         "shutdown_grace": 2,
         "engine_check_interval": 0.05,
+        # A test that kills its engine wants to see it dead.
+        "engine_rebuilds": 0,
+        "engine_canary": False,
     }
     return Settings.model_construct(
         **{name: field.get_default(call_default_factory=True) for name, field in Settings.model_fields.items()}
@@ -75,7 +78,7 @@ async def serving(
 ) -> AsyncGenerator[Server]:
     """A gateway with these settings, ready to serve."""
     chosen = chosen or settings()
-    mulgil = build(chosen, engine=engine, store=store)
+    mulgil = build(chosen, engine=engine, store=store, on_engine_failed=lambda: None)
     uvicorn_server = GatewayServer(chosen, mulgil)
     running = asyncio.create_task(uvicorn_server.serve())
     try:

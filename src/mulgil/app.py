@@ -2,7 +2,7 @@
 
 import signal
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 from fastapi import FastAPI
@@ -40,7 +40,7 @@ from mulgil.auth.source import KeyChain, KeySource
 from mulgil.auth.tickets import Tickets
 from mulgil.embedders import Embeddings, build_embeddings
 from mulgil.engine.base import Engine
-from mulgil.engine.supervisor import Supervisor
+from mulgil.engine.supervisor import Patience, Supervisor
 from mulgil.gateway import Gateway
 from mulgil.kept import KeepRules, KeptStreams
 from mulgil.schemas.base import RequestLimits
@@ -119,7 +119,7 @@ def build(
     *,
     engine: EngineBuilder | None = None,
     store: BudgetStore | None = None,
-    on_start_failed: Callable[[], None] = lambda: signal.raise_signal(signal.SIGTERM),
+    on_engine_failed: Callable[[], None] = lambda: signal.raise_signal(signal.SIGTERM),
 ) -> Mulgil:
     """Wire up a process.
 
@@ -127,7 +127,7 @@ def build(
         settings: the configuration.
         engine: makes the engine, instead of the one that the settings name.
         store: keeps the budgets, instead of the one that the settings name.
-        on_start_failed: called when the engine cannot be started; by default the process ends.
+        on_engine_failed: called when no engine can be had; by default the process ends.
 
     Raises:
         ValueError: the settings cannot be served.
@@ -135,8 +135,9 @@ def build(
     settings.check()
     supervisor = Supervisor(
         engine or (lambda: build_engine(settings)),
-        check_interval=settings.engine_check_interval,
-        on_start_failed=on_start_failed,
+        patience=patience_of(settings),
+        on_failed=on_engine_failed,
+        prove=prove if settings.engine_canary else None,
     )
     keys = build_keys(settings)
     guarded = GuardedStore(store or build_store(settings))
@@ -255,6 +256,24 @@ def body_rules(settings: Settings) -> BodyRules:
         unknown_fields=settings.unknown_fields,
         limits=limits,
     )
+
+
+def patience_of(settings: Settings) -> Patience:
+    """How long the watch over the engine waits before it acts."""
+    return Patience(
+        check_interval=settings.engine_check_interval,
+        hung=settings.engine_hung_timeout,
+        stalled=settings.engine_stall_timeout,
+        rebuilds=settings.engine_rebuilds,
+    )
+
+
+async def prove(engine: Engine) -> None:
+    """Have one real token made, with its probability: what an engine does for the first time may take long."""
+    request = CompletionRequest(model="any", prompt="Hello", max_tokens=1, logprobs=1)
+    async with aclosing(engine.generate(await engine.prepare(request, tenant=""))) as snapshots:
+        async for _ in snapshots:
+            pass
 
 
 def keep_rules(settings: Settings) -> KeepRules:

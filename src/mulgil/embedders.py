@@ -10,7 +10,7 @@ from mulgil.embedding import EmbeddingGateway
 from mulgil.engine.embedding import Embedder
 from mulgil.engine.remote_embedding import RemoteEmbedder
 from mulgil.engine.simulated_embedding import SimulatedEmbedder
-from mulgil.engine.supervisor import Supervisor
+from mulgil.engine.supervisor import Patience, Supervisor
 from mulgil.errors import EngineUnavailableError
 from mulgil.settings import Settings
 from mulgil.tiers import Tier
@@ -42,8 +42,8 @@ def build_embeddings(
     interval = settings.engine_check_interval * (_REMOTE_CHECKS_ARE_RARER if settings.embeddings_url else 1)
     supervisor = Supervisor(
         lambda: _build_embedder(settings, after),
-        check_interval=interval,
-        on_start_failed=lambda: None,
+        patience=Patience(interval, hung=settings.engine_hung_timeout, rebuilds=settings.engine_rebuilds),
+        on_failed=lambda: None,
         name="embedding engine",
     )
     return Embeddings(supervisor, EmbeddingGateway(supervisor.engine, settings.embedding_names, leases, tiers))

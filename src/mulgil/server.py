@@ -61,7 +61,7 @@ def serve(
         failed = True
         server.should_exit = True
 
-    mulgil = build(settings, on_start_failed=give_up)
+    mulgil = build(settings, on_engine_failed=give_up)
     server = GatewayServer(settings, mulgil)
 
     async def run() -> None:

@@ -32,7 +32,7 @@ async def unable_to_start() -> Engine:
 @asynccontextmanager
 async def without_engine(engine: object) -> AsyncGenerator[httpx2.AsyncClient]:
     """A client, without a key, of an application whose engine is not ready."""
-    mulgil = build(settings(), engine=engine, on_start_failed=lambda: None)  # type: ignore[arg-type]  # each test's own builder
+    mulgil = build(settings(), engine=engine, on_engine_failed=lambda: None)  # type: ignore[arg-type]  # each test's own builder
     transport = httpx2.ASGITransport(mulgil.app)
     async with (
         mulgil.app.router.lifespan_context(mulgil.app),

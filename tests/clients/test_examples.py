@@ -56,6 +56,7 @@ async def run_example(example: Path, server: Server, folder: Path) -> tuple[str,
         MULGIL_API_KEY=KEY,
         MULGIL_MODEL=MODEL,
         MULGIL_EMBEDDING_MODEL=EMBEDDER,
+        PYTHONPATH=str(ROOT / "src"),  # the package `mulgil`, where an example needs it
     )
 
 

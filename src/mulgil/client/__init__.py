@@ -4,11 +4,11 @@ It works with `openai` 2 and 3, against Mulgil and against any other server that
 of Mulgil's own. Importing it does not import `openai`; calling it does.
 """
 
+from mulgil.client.lines import SeamWarning
 from mulgil.client.retrying import BackOff, async_call_with_retry, call_with_retry
 from mulgil.client.streams import (
     AsyncResilientStream,
     ResilientStream,
-    SeamWarning,
     async_resilient_stream,
     resilient_stream,
 )

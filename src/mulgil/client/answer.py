@@ -7,8 +7,8 @@ from typing import Any
 from mulgil.client.events import Event
 
 CONTINUE = (
-    "Your last message was cut off. Go on exactly where it stopped: begin with the very next characters, repeat nothing, "
-    "and add no remark."
+    "Your last message was cut off. Go on exactly where it stopped: begin with the very next characters, "
+    "repeat nothing, and add no remark."
 )
 _LENGTHS = ("max_tokens", "max_completion_tokens")
 
@@ -49,10 +49,10 @@ class Answer:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What a request for the rest of a stream that Mulgil keeps says in its headers."""
+        """What a request says in its headers. Mulgil gives events their ids only where this `Accept` is."""
         given = self._request.get("extra_headers") or {}
-        asked = {"Accept": "text/event-stream"} | ({"Last-Event-ID": self.last_id} if self.last_id else {})
-        return dict(given) | asked
+        behind = {"Last-Event-ID": self.last_id} if self.stream_id is not None and self.last_id else {}
+        return {**given, "Accept": "text/event-stream", **behind}
 
     @property
     def options(self) -> dict[str, Any]:
@@ -94,10 +94,12 @@ class Answer:
             return None
         payload: dict[str, Any] = json.loads(event.data)
         if event.type == "done":
-            return self._ended(str(payload.get("status")))
+            self._end(str(payload.get("status")))
+            return None
         if error := payload.get("error"):
             raise self._failure(error)
-        self.last_id = event.id
+        if event.id:  # a chunk that only breaks a silence has none
+            self.last_id = event.id
         choices = payload.get("choices") or []
         repeated = [self._note(choice) for choice in choices]
         return None if choices and all(repeated) else payload
@@ -126,16 +128,19 @@ class Answer:
         if self._choices > 1:
             return "an answer of several choices cannot be continued on a server that does not keep it"
         if self._told - {"content"}:
-            return f"{', '.join(sorted(self._told - {'content'}))} cannot be continued on a server that does not keep it"
+            return (
+                f"{', '.join(sorted(self._told - {'content'}))} cannot be continued on a server that does not keep it"
+            )
         kind = (self._request.get("response_format") or {"type": "text"})["type"]
         return None if kind == "text" else "a structured answer cannot be continued on a server that does not keep it"
 
     def breaks(self) -> bool:
-        """The line has broken, and the rest will be asked for; whether what comes may overlap with what there is."""
-        if self.stream_id is None and self._told:
-            self.seams.append(len(self.text))
-            return True
-        return False
+        """The line has broken, and the rest will be asked for; whether that makes a seam."""
+        here = len(self.text)
+        if self.stream_id is not None or not self._told or here in self.seams:
+            return False
+        self.seams.append(here)
+        return True
 
     @property
     def _choices(self) -> int:
@@ -156,7 +161,7 @@ class Answer:
             self._roles.add(index)
         return repeated
 
-    def _ended(self, status: str) -> None:
+    def _end(self, status: str) -> None:
         if status != "completed":
             raise self._failure({"message": f"The stream is {status}.", "code": f"stream_{status}"})
         self.whole = True

@@ -25,9 +25,9 @@ _LATER_AT_MOST = 0.1
 class BackOff:
     """How long to wait before another try.
 
-    What the server says goes first: `retry-after-ms`, else `retry-after`, and up to a tenth longer, so that not all come
-    back at once; never earlier. Where it says nothing, anything between nothing and `base`, doubled with each try up
-    to `cap` ("full jitter").
+    What the server says goes first: `retry-after-ms`, else `retry-after`, and up to a tenth longer, so that not all
+    come back at once; never earlier. Where it says nothing, anything between nothing and `base`, doubled with each
+    try up to `cap` ("full jitter").
 
     Attributes:
         base: seconds, at most, before the second try.

@@ -1,27 +1,16 @@
 """Streamed chats that outlive broken lines: exact on Mulgil, as good as can be elsewhere."""
 
-import asyncio
-import contextlib
-import sys
-import time
-import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from mulgil.client.answer import CONTINUE, Answer
-from mulgil.client.events import EventParser
+from mulgil.client.lines import async_chunks_of, chunks_of
 from mulgil.client.retrying import BackOff, Tries
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
     from openai.types.chat import ChatCompletionChunk
-
-_STOPPING = 5.0
-
-
-class SeamWarning(UserWarning):
-    """The rest of an answer was asked for anew: where it was joined, words may be missing, repeated or changed."""
 
 
 class _Read:
@@ -134,7 +123,7 @@ def resilient_stream(
     """
     answer = Answer(request, instruction)
     tries = Tries(attempts, back_off or BackOff())
-    return ResilientStream(answer, _chunks(client.with_options(max_retries=0), answer, tries))
+    return ResilientStream(answer, chunks_of(client.with_options(max_retries=0), answer, tries))
 
 
 def async_resilient_stream(
@@ -148,29 +137,4 @@ def async_resilient_stream(
     """`resilient_stream` for `AsyncOpenAI`: not awaited itself, and read by `async for`."""
     answer = Answer(request, instruction)
     tries = Tries(attempts, back_off or BackOff())
-    return AsyncResilientStream(answer, _async_chunks(client.with_options(max_retries=0), answer, tries))
-
-
-def _chunks(client: Any, answer: Answer, tries: Tries) -> Generator["ChatCompletionChunk"]:
-    try:
-        while not answer.whole:
-            try:
-                with contextlib.closing(_open(client, answer).response) as response:
-                    answer.opened(response)
-                    parser = EventParser()
-                    for piece in response.iter_bytes():
-                        for chunk in _taken(answer, tries, parser, piece):
-                            yield chunk
-                        if answer.whole:
-                            break
-                    answer.ends()
-            except Exception as error:
-                pause = _pause(error, answer, tries)
-            else:
-                return
-            time.sleep(pause)
-    except BaseException as error:
-        if not isinstance(error, Exception) and answer.stream_id:
-            with contextlib.suppress(Exception):
-                client.delete(f"/streams/{answer.stream_id}", cast_to=object, options=_STOP)
-        raise
+    return AsyncResilientStream(answer, async_chunks_of(client.with_options(max_retries=0), answer, tries))

@@ -163,6 +163,11 @@ class Engine(Protocol):
         """Whether the engine is beyond help. Cheap: it is asked on every request."""
         ...
 
+    @property
+    def progress(self) -> int | None:
+        """A count that grows with everything the engine makes; None while it has nothing to do."""
+        ...
+
     async def start(self) -> None:
         """Load the model. Returns when the engine can serve; never blocks the event loop for long.
 

@@ -65,6 +65,10 @@ class RemoteEmbedder:
     def dead(self) -> bool:
         return False
 
+    @property
+    def progress(self) -> int | None:
+        return None  # a request is too short to stall
+
     async def start(self) -> None:
         self._client = httpx2.AsyncClient(
             headers=self._headers,

@@ -58,6 +58,7 @@ class SimulatedEngine:
         self._default_max_tokens = default_max_tokens
         self._defaults = Script(ttft=ttft, gap=gap)
         self._dead = False
+        self._made = 0
         self._aborts: dict[str, asyncio.Event] = {}
 
     @property
@@ -67,6 +68,10 @@ class SimulatedEngine:
     @property
     def dead(self) -> bool:
         return self._dead
+
+    @property
+    def progress(self) -> int | None:
+        return self._made if self._aborts else None
 
     async def start(self) -> None:
         self._dead = False
@@ -123,6 +128,7 @@ class SimulatedEngine:
                 if aborted.is_set():
                     break
                 self._obey(work.script, position)
+                self._made += 1
                 for voice in voices:
                     voice.speak()
                 if all(voice.finish_reason for voice in voices):

@@ -78,6 +78,10 @@ class SimulatedEmbedder:
     def dead(self) -> bool:
         return self._dead.is_set()
 
+    @property
+    def progress(self) -> int | None:
+        return None  # a request is too short to stall
+
     async def start(self) -> None:
         self._dead.clear()
 

@@ -64,6 +64,14 @@ class EngineSettings(_Group):
     """Any other vLLM engine argument, as a JSON object; wins over the settings above."""
     engine_check_interval: float = Field(default=1.0, gt=0)
     """Seconds between two round trips that prove the engine is alive."""
+    engine_hung_timeout: float = Field(default=30.0, gt=0)
+    """Seconds without an answer to any round trip after which the engine is rebuilt."""
+    engine_stall_timeout: float = Field(default=120.0, gt=0)
+    """Seconds in which an engine with work makes nothing, after which it is rebuilt."""
+    engine_rebuilds: int = Field(default=5, ge=0)
+    """Attempts in a row to rebuild a failed engine before the process ends; 0: it ends at once."""
+    engine_canary: bool = True
+    """Whether one token must be made before an engine counts as ready."""
     simulated_ttft: float = Field(default=0.0, ge=0)
     """Simulated engine: seconds before the first token."""
     simulated_gap: float = Field(default=0.0, ge=0)

@@ -45,6 +45,7 @@ class VLLMEngine:
         self._settings = settings
         self._args = _engine_args(settings)
         self._running: dict[str, list[str]] = {}
+        self._made = 0
         self._building: asyncio.Task[Any] | None = None
         self._llm: Any = None
         self._prompts: PromptRenderer
@@ -58,6 +59,10 @@ class VLLMEngine:
     @property
     def dead(self) -> bool:
         return self._llm is not None and bool(self._llm.errored)
+
+    @property
+    def progress(self) -> int | None:
+        return self._made if self._running else None
 
     async def start(self) -> None:
         self._building = asyncio.create_task(asyncio.to_thread(self._build))
@@ -153,6 +158,9 @@ class VLLMEngine:
             yield Snapshot(tuple(choices))
             with translated():
                 async for index, output in outputs_of(collectors):
+                    self._made += 1
+                    if self._llm is not llm:
+                        raise unavailable(None)  # stopped under it; what comes now is the end of that
                     first = index * prepared.choices
                     for choice in output.outputs:
                         choices[first + choice.index] = strands[index].told(choice, output)

@@ -72,6 +72,10 @@ class VLLMEmbedder:
     def dead(self) -> bool:
         return self._llm is not None and bool(self._llm.errored)
 
+    @property
+    def progress(self) -> int | None:
+        return None  # a request is too short to stall
+
     async def start(self) -> None:
         self._building = asyncio.create_task(asyncio.to_thread(self._build))
         try:
