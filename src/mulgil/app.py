@@ -29,7 +29,6 @@ from mulgil.api import (
     websocket,
 )
 from mulgil.api.admin_access import ADMIN_PATHS, AdminMiddleware
-from mulgil.api.body import BodyRules
 from mulgil.api.middleware import AuthenticationMiddleware, RequestContextMiddleware
 from mulgil.api.page import PAGE_PATHS
 from mulgil.api.sse import Silence
@@ -40,10 +39,10 @@ from mulgil.auth.source import KeyChain, KeySource
 from mulgil.auth.tickets import Tickets
 from mulgil.embedders import Embeddings, build_embeddings
 from mulgil.engine.base import Engine
-from mulgil.engine.supervisor import Patience, Supervisor
+from mulgil.engine.supervisor import Supervisor
 from mulgil.gateway import Gateway
-from mulgil.kept import KeepRules, KeptStreams
-from mulgil.schemas.base import RequestLimits
+from mulgil.kept import KeptStreams
+from mulgil.rules import body_rules, keep_rules, patience_of
 from mulgil.schemas.chat import ChatCompletion, ChatCompletionRequest
 from mulgil.schemas.completions import Completion, CompletionRequest
 from mulgil.schemas.embedding import EmbeddingList, EmbeddingRequest
@@ -237,53 +236,12 @@ async def running(mulgil: Mulgil) -> AsyncGenerator[None]:
         yield
 
 
-def body_rules(settings: Settings) -> BodyRules:
-    """What a request body may be."""
-    limits = RequestLimits(
-        max_output_tokens=settings.max_output_tokens,
-        max_choices=settings.max_choices,
-        max_messages=settings.max_messages,
-        max_prompts=settings.max_prompts,
-        max_tools=settings.max_tools,
-        max_schema_bytes=settings.max_schema_bytes,
-        max_schema_depth=settings.max_schema_depth,
-        template_options=settings.template_options,
-        max_embedding_inputs=settings.max_embedding_inputs,
-    )
-    return BodyRules(
-        max_bytes=settings.max_body_bytes,
-        max_depth=settings.max_json_depth,
-        unknown_fields=settings.unknown_fields,
-        limits=limits,
-    )
-
-
-def patience_of(settings: Settings) -> Patience:
-    """How long the watch over the engine waits before it acts."""
-    return Patience(
-        check_interval=settings.engine_check_interval,
-        hung=settings.engine_hung_timeout,
-        stalled=settings.engine_stall_timeout,
-        rebuilds=settings.engine_rebuilds,
-    )
-
-
 async def prove(engine: Engine) -> None:
     """Have one real token made, with its probability: what an engine does for the first time may take long."""
     request = CompletionRequest(model="any", prompt="Hello", max_tokens=1, logprobs=1)
     async with aclosing(engine.generate(await engine.prepare(request, tenant=""))) as snapshots:
         async for _ in snapshots:
             pass
-
-
-def keep_rules(settings: Settings) -> KeepRules:
-    """How long and how much of streams is kept."""
-    return KeepRules(
-        grace=settings.resume_grace,
-        retention=settings.resume_retention,
-        most=settings.max_kept_streams,
-        most_bytes=settings.max_kept_bytes,
-    )
 
 
 def add_middleware(app: FastAPI, settings: Settings, keys: KeySource, tickets: Tickets) -> None:
