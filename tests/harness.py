@@ -52,6 +52,7 @@ class Server:
     host: str
     port: int
     client: httpx2.AsyncClient
+    uvicorn: GatewayServer
 
     @property
     def url(self) -> str:
@@ -88,7 +89,7 @@ async def serving(
         async with httpx2.AsyncClient(
             base_url=f"http://{host}:{port}", headers={"authorization": f"Bearer {KEY}"}, timeout=30
         ) as client:
-            yield Server(mulgil, host, port, client)
+            yield Server(mulgil, host, port, client, uvicorn_server)
     finally:
         uvicorn_server.should_exit = True
         await running

@@ -10,7 +10,13 @@ from mulgil.admission.lease import Leases
 from mulgil.auth.keys import Caller
 from mulgil.engine.base import Prepared, Snapshot
 from mulgil.engine.simulated import SimulatedEngine
-from mulgil.errors import EngineError, EngineUnavailableError, InternalServerError, ModelNotFoundError
+from mulgil.errors import (
+    EngineError,
+    EngineUnavailableError,
+    InternalServerError,
+    ModelNotFoundError,
+    ShuttingDownError,
+)
 from mulgil.gateway import Gateway
 from mulgil.schemas.chat import ChatCompletionRequest
 from mulgil.stores.memory import MemoryStore
@@ -169,5 +175,5 @@ async def test_an_engine_that_does_not_let_go_does_not_hold_up_the_drain() -> No
 async def test_nothing_begins_once_it_drains() -> None:
     subject, _ = gateway()
     await subject.drain()
-    with pytest.raises(EngineUnavailableError, match="shutting down"):
+    with pytest.raises(ShuttingDownError):
         await subject.start(request(), CALLER)

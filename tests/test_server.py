@@ -1,6 +1,7 @@
 """What uvicorn is told."""
 
 import asyncio
+import signal
 
 import httpx2
 import orjson
@@ -62,11 +63,41 @@ async def test_what_still_runs_after_the_grace_period_gets_an_error_that_it_can_
             await eventually(lambda: server.engine.load().unfinished == 2)
             caller = await server.mulgil.keys.find(KEY.encode())
         plain, stream = await asked
-    assert plain.status_code == 500
-    assert plain.json()["error"]["code"] == "engine_error"
+    assert plain.status_code == 503
+    assert plain.json()["error"]["code"] == "server_shutting_down"
     *_, last = events(stream.text)
-    assert last["error"]["code"] == "engine_error"
+    assert last["error"]["code"] == "server_shutting_down"
     assert server.mulgil.leases.live == 0
     assert caller is not None
     left = (await server.mulgil.store.balances(Account(caller.tenant, caller.key_id))).key
     assert (left.requests, left.output_tokens, left.held_tokens, left.concurrency) == (2, 4, 0, 0)
+
+
+async def test_before_it_ends_it_is_not_ready_and_still_serves_so_that_balancers_notice() -> None:
+    async with serving(settings(drain_delay=0.6)) as server:
+        server.uvicorn.should_exit = True
+        await eventually(lambda: server.mulgil.gateway.leaving)
+        assert (await server.client.get("/health/ready")).status_code == 503
+        assert (await server.client.get("/health/live")).status_code == 200
+        assert (await server.chat()).status_code == 200
+
+
+async def test_what_outlives_the_grace_ends_with_an_error_that_says_so_and_what_does_not_is_whole() -> None:
+    async with serving(settings(shutdown_grace=1)) as server:
+        short = asyncio.create_task(server.chat(script(tokens=20, gap=0.02), stream=True))
+        long = asyncio.create_task(server.chat(script(tokens=5_000, gap=0.02), stream=True))
+        await eventually(lambda: server.engine.load().unfinished == 2)
+        server.uvicorn.should_exit = True
+        assert events((await short).text)[-1] == "[DONE]"
+        assert events((await long).text)[-1]["error"]["code"] == "server_shutting_down"
+        assert server.mulgil.leases.live == 0
+
+
+async def test_a_second_signal_hurries() -> None:
+    async with serving(settings(drain_delay=30, shutdown_grace=30)) as server:
+        running = asyncio.create_task(server.chat(script(tokens=5_000, gap=0.02), stream=True))
+        await eventually(lambda: server.engine.load().unfinished == 1)
+        server.uvicorn.should_exit = True
+        server.uvicorn.handle_exit(signal.SIGTERM, None)
+        answer = await asyncio.wait_for(running, 5)
+        assert events(answer.text)[-1]["error"]["code"] == "server_shutting_down"

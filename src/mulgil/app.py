@@ -39,7 +39,7 @@ from mulgil.auth.source import KeyChain, KeySource
 from mulgil.auth.tickets import Tickets
 from mulgil.embedders import Embeddings, build_embeddings
 from mulgil.engine.base import Engine
-from mulgil.engine.supervisor import Supervisor
+from mulgil.engine.supervisor import Health, Supervisor
 from mulgil.gateway import Gateway
 from mulgil.kept import KeptStreams
 from mulgil.rules import body_rules, keep_rules, patience_of
@@ -83,6 +83,12 @@ class Mulgil:
     keys: KeyChain
     leases: Leases
     store: GuardedStore
+
+    @property
+    def health(self) -> Health:
+        """The engine's state, and that of a server which will end soon."""
+        state = self.supervisor.health
+        return Health("stopped", "The server is shutting down.", state.since) if self.gateway.leaving else state
 
     @property
     def running(self) -> int:
@@ -187,7 +193,7 @@ def add_routes(mulgil: Mulgil, settings: Settings, tickets: Tickets) -> list[typ
     app.include_router(doctor.routes(doctor.Wiring(EXPOSED_HEADERS, settings.cors_origins, silence), rules))
     app.include_router(
         health.routes(
-            lambda: mulgil.supervisor.health,
+            lambda: mulgil.health,
             lambda: mulgil.store.available,
             lambda: mulgil.running,
             (lambda: embedding.supervisor.health) if embedding else None,

@@ -12,10 +12,10 @@ from mulgil.admission.store import Account
 from mulgil.auth.keys import Caller
 from mulgil.engine.embedding import Embedder, PreparedInputs, Vector
 from mulgil.errors import (
-    EngineUnavailableError,
     InternalServerError,
     ModelNotFoundError,
     MulgilError,
+    ShuttingDownError,
     UnsupportedParameterError,
 )
 from mulgil.schemas.embedding import EmbeddingRequest
@@ -25,8 +25,6 @@ from mulgil.tiers import Tier, check_model_allowed
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
-
-_SHUTTING_DOWN = "The server is shutting down."
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +72,7 @@ class EmbeddingGateway:
             MulgilError: it was refused, or failed; nothing is charged.
         """
         if self._draining:
-            raise EngineUnavailableError(_SHUTTING_DOWN)
+            raise ShuttingDownError
         tier = self._tier_of(caller)
         self._check_model(request.model, caller, tier)
         embedder = self._embedder()
@@ -90,7 +88,7 @@ class EmbeddingGateway:
             work.cancel()
             raise
         if work.cancelled():
-            raise EngineUnavailableError(_SHUTTING_DOWN)
+            raise ShuttingDownError
         return Embedded(work.result(), prepared.prompt_tokens, lease)
 
     async def tokenize(self, request: TokenizeRequest, caller: Caller) -> Tokenized:

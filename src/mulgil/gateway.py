@@ -13,11 +13,11 @@ from mulgil.auth.keys import Caller
 from mulgil.engine.base import Engine, Prepared, TextRequest
 from mulgil.errors import (
     EngineError,
-    EngineUnavailableError,
     InternalServerError,
     InvalidFieldError,
     ModelNotFoundError,
     MulgilError,
+    ShuttingDownError,
 )
 from mulgil.generation import Generation
 from mulgil.pacing import Pacing
@@ -55,6 +55,8 @@ class Gateway:
         self._running: dict[str, tuple[Generation, Engine]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._draining = False
+        self.leaving = False
+        """Whether it will soon take nothing on any more; balancers should send new requests elsewhere."""
 
     async def start(self, request: TextRequest, caller: Caller, *, timed: bool = False) -> Generation:
         """Prepare, admit and run *request*; returns when the engine has accepted it.
@@ -70,7 +72,7 @@ class Gateway:
             MulgilError: it was refused; nothing runs, and nothing is charged.
         """
         if self._draining:
-            raise EngineUnavailableError("The server is shutting down.")
+            raise ShuttingDownError
         tier = self._tier_of(caller)
         self._check(request, caller, tier)
         engine = self._engine()
@@ -161,6 +163,8 @@ class Gateway:
                         # Also when it was abandoned before the engine knew it, so that abort found nothing.
                         await _abort(engine, prepared.id)
             error = _verdict(generation)
+            if error is not None and self._draining and generation.abandoned:
+                error = ShuttingDownError()
         except MulgilError as failure:
             error = failure
         except Exception:

@@ -151,6 +151,7 @@ SCRIPTS = [
 ]
 
 
+@pytest.mark.timeout(300)
 async def test_500_prompts_of_any_script_stream_the_very_text_of_the_plain_reply(vllm_server: Server) -> None:
     chance = random.Random(7)
     turns = asyncio.Semaphore(12)

@@ -148,6 +148,6 @@ async def test_a_token_id_outside_the_vocabulary_is_refused_with_a_status(
     vllm_server: Server, fields: dict[str, Any], stream: bool
 ) -> None:
     refused = await vllm_server.chat(stream=stream, max_tokens=9, **fields)
-    assert refused.status_code == 400, refused.text
-    assert refused.json()["error"]["type"] == "invalid_request_error"
+    assert refused.status_code == 422, refused.text
+    assert refused.json()["error"]["param"] == next(iter(fields))
     assert (await vllm_server.chat(max_tokens=2)).status_code == 200

@@ -146,6 +146,7 @@ async def _first_with_retry(events: AsyncGenerator[bytes]) -> AsyncGenerator[byt
 
 
 def _end(kept: KeptStream, error: MulgilError | None) -> bytes:
-    told = error_frame(error) if error is not None else b""
+    # Who stopped it, or let it go unread, knows why it ended.
+    told = error_frame(error) if error is not None and kept.status != "cancelled" else b""
     status = orjson.dumps({"status": kept.status})
     return told + b"id: %d\nevent: done\ndata: %s\n\n" % (last_id(kept.generation, kept.request), status)

@@ -26,6 +26,7 @@ MulgilError
 │   └── RequestExceedsLimitError
 ├── ServiceUnavailableError 503
 │   ├── EngineUnavailableError
+│   ├── ShuttingDownError
 │   ├── OverloadedError
 │   ├── LimiterUnavailableError
 │   └── KeysUnavailableError
@@ -69,6 +70,7 @@ from mulgil.errors.server import (
     LimiterUnavailableError,
     OverloadedError,
     ServiceUnavailableError,
+    ShuttingDownError,
 )
 
 __all__ = [
@@ -97,6 +99,7 @@ __all__ = [
     "RequestTimeoutError",
     "RequestTooLargeError",
     "ServiceUnavailableError",
+    "ShuttingDownError",
     "StreamNotFoundError",
     "TicketNotFoundError",
     "UnknownParameterError",

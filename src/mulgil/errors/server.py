@@ -24,6 +24,15 @@ class EngineUnavailableError(ServiceUnavailableError):
     code = "engine_unavailable"
 
 
+class ShuttingDownError(ServiceUnavailableError):
+    """This server ends; another one, or the next, will answer."""
+
+    code = "server_shutting_down"
+
+    def __init__(self) -> None:
+        super().__init__("The server is shutting down.", retry_after=1.0)
+
+
 class OverloadedError(ServiceUnavailableError):
     """The engine's queue is full."""
 

@@ -162,6 +162,9 @@ class ServerSettings(_Group):
     """Seconds within which a ticket must be used for the first time."""
     websocket_idle: float = Field(default=600.0, gt=0)
     """Seconds without a turn after which a WebSocket is closed."""
+    drain_delay: float = Field(default=0.0, ge=0)
+    """Seconds after SIGTERM in which the server says that it is not ready and still serves, so that balancers
+    notice in time."""
     cors_origins: Names = ()
     """Origins whose pages may call this server from a browser; `*` for any. None: CORS is off."""
     chat_page: bool = True
