@@ -70,8 +70,13 @@ class GatewayProtocol(HttpToolsProtocol):
         self._refuse(BadRequestError(msg))
 
     def _on_request_late(self) -> None:
-        if self.cycle is None or not self.cycle.response_started:
+        cycle = self.cycle
+        if cycle is not None and cycle.response_started and not cycle.response_complete:
+            return  # an answer is on its way, to this request or to the one before
+        if self._in_head or cycle is None or not cycle.response_started:
             self._refuse(RequestTimeoutError(f"The request was not complete after {self.request_timeout:g} seconds."))
+        else:
+            self.transport.abort()  # answered before it was read, and still not whole
 
     def _on_reader_late(self) -> None:
         # Not close(): that waits for the reader.

@@ -73,6 +73,17 @@ async def test_a_request_that_never_comes_whole_is_ended_with_a_408(sent: bytes 
         assert time.monotonic() - begin >= 0.25
 
 
+async def test_the_second_request_on_a_connection_has_no_more_time_than_the_first() -> None:
+    async with serving(settings(request_timeout=0.3)) as server:
+        reader, writer = await server.open_socket()
+        writer.write(raw_request(json.dumps(chat_body(script(tokens=1))).encode()))
+        await reader.readuntil(b'"cached_tokens":0}}}')
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\n")
+        answer = await asyncio.wait_for(reader.read(), 5)
+        writer.close()
+        assert answer.startswith(b"HTTP/1.1 408 ")
+
+
 async def test_a_long_answer_is_no_late_request() -> None:
     async with serving(settings(request_timeout=0.2)) as server:
         reply = await server.chat(script(tokens=20, gap=0.03))

@@ -1,0 +1,98 @@
+"""Engine processes that outlived their gateway: a killed process cannot end its children, who keep the accelerator."""
+
+import json
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+log = logging.getLogger(__name__)
+
+_OF_VLLM = "VLLM::"
+_PATIENCE = 5.0
+
+
+class RunFile:
+    """Notes the engine's processes of this gateway, and ends those of gateways that are gone.
+
+    A process is known by its number and the moment when it was started, so that a stranger who has got the
+    number since is never touched; and only what carries vLLM's name is ended.
+
+    Args:
+        folder: where the gateways of this machine and user note their processes.
+        name: what a process of an engine has in its command line.
+    """
+
+    def __init__(self, folder: Path, *, name: str = _OF_VLLM) -> None:
+        self._folder = folder
+        self._name = name
+        self._path = folder / f"gateway-{os.getpid()}.json"
+
+    def end_leftovers(self) -> int:
+        """End what gateways that are gone have left; how many processes that were."""
+        ended: list[psutil.Process] = []
+        for path in self._folder.glob("gateway-*.json"):
+            try:
+                noted = json.loads(path.read_text())
+                if path == self._path or _living(*noted["gateway"]) is not None:
+                    continue
+                found = [_living(*one) for one in noted["engine"]]
+            except (OSError, ValueError, KeyError, TypeError):
+                continue  # half a file, or one that another gateway has just removed
+            ended += [process for process in found if process is not None and self._is_engine(process)]
+            path.unlink(missing_ok=True)
+        for process in ended:
+            log.warning("ending process %d, the engine of a gateway that is gone", process.pid)
+            _kill(process)
+        psutil.wait_procs(ended, timeout=_PATIENCE)
+        return len(ended)
+
+    def note(self) -> None:
+        """Note the engine's processes as they are now. What cannot be written is not: a full disk ends no engine."""
+        me = psutil.Process()
+        noted = {"gateway": _named(me), "engine": [_named(child) for child in self._children(me)]}
+        temporary = self._path.with_suffix(".tmp")
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps(noted))
+            temporary.replace(self._path)
+        except OSError as error:
+            log.warning("the engine's processes could not be noted: %s", error)
+
+    def forget(self) -> None:
+        """The engine is ended."""
+        self._path.unlink(missing_ok=True)
+
+    def _children(self, me: psutil.Process) -> Iterator[psutil.Process]:
+        for child in me.children(recursive=True):
+            if self._is_engine(child):
+                yield child
+
+    def _is_engine(self, process: psutil.Process) -> bool:
+        try:
+            return self._name in " ".join(process.cmdline())
+        except psutil.Error:
+            return False
+
+
+def _named(process: psutil.Process) -> tuple[int, float]:
+    return process.pid, process.create_time()
+
+
+def _living(pid: int, started: float) -> psutil.Process | None:
+    """The process of this number, if it is still the one that was started then."""
+    try:
+        process = psutil.Process(pid)
+        same = abs(process.create_time() - started) < 1 and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return None
+    return process if same else None
+
+
+def _kill(process: psutil.Process) -> None:
+    try:
+        process.kill()
+    except psutil.Error:
+        log.info("process %d had just ended by itself", process.pid)

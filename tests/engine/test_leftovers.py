@@ -1,0 +1,107 @@
+"""Engines of gateways that are gone are ended, and nobody else."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Generator
+from pathlib import Path
+
+import psutil
+import pytest
+from harness import eventually
+
+from mulgil.engine.leftovers import RunFile
+
+NAME = "MULGIL-TEST::Engine"
+# A gateway with an engine: notes it, says its number, and waits to be killed.
+GATEWAY = """
+import subprocess, sys, time
+from pathlib import Path
+from mulgil.engine.leftovers import RunFile
+child = subprocess.Popen(["bash", "-c", "exec -a {name} sleep 60"])
+time.sleep(0.3)
+RunFile(Path(sys.argv[1]), name="{name}").note()
+print(child.pid, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def gateway(tmp_path: Path) -> Generator[tuple[subprocess.Popen[str], psutil.Process]]:
+    command = [sys.executable, "-c", GATEWAY.format(name=NAME), str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    engine = psutil.Process(int(process.stdout.readline()))
+    yield process, engine
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    if engine.is_running():
+        engine.kill()
+
+
+async def test_the_engine_of_a_killed_gateway_is_ended_by_the_next_one(
+    tmp_path: Path, gateway: tuple[subprocess.Popen[str], psutil.Process]
+) -> None:
+    process, engine = gateway
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    await asyncio.sleep(0.2)
+    assert engine.is_running(), "nobody else ends it"
+    assert RunFile(tmp_path, name=NAME).end_leftovers() == 1
+    await eventually(lambda: not engine.is_running())
+    assert os.listdir(tmp_path) == []
+
+
+async def test_the_engine_of_a_living_gateway_is_left_alone(
+    tmp_path: Path, gateway: tuple[subprocess.Popen[str], psutil.Process]
+) -> None:
+    assert RunFile(tmp_path, name=NAME).end_leftovers() == 0
+    assert gateway[1].is_running()
+
+
+async def test_a_stranger_who_has_got_the_number_or_another_name_is_never_touched(tmp_path: Path) -> None:
+    stranger = await asyncio.create_subprocess_exec("bash", "-c", f"exec -a {NAME} sleep 60")
+    other = await asyncio.create_subprocess_exec("sleep", "60")
+    await asyncio.sleep(0.2)
+    noted = {
+        "gateway": [2**22 - 1, 0.0],
+        "engine": [
+            [stranger.pid, psutil.Process(stranger.pid).create_time() - 100],
+            [other.pid, psutil.Process(other.pid).create_time()],
+        ],
+    }
+    (tmp_path / "gateway-1.json").write_text(json.dumps(noted))
+    try:
+        assert RunFile(tmp_path, name=NAME).end_leftovers() == 0
+        assert stranger.returncode is None
+        assert other.returncode is None
+    finally:
+        for process in (stranger, other):
+            process.kill()
+            await process.wait()
+
+
+@pytest.mark.parametrize("written", ["", "{", "[]", '{"gateway": 1}', '{"gateway": [1, 2, 3], "engine": []}'])
+def test_a_broken_note_is_passed_over(tmp_path: Path, written: str) -> None:
+    (tmp_path / "gateway-1.json").write_text(written)
+    assert RunFile(tmp_path, name=NAME).end_leftovers() == 0
+
+
+def test_a_folder_that_cannot_be_written_ends_no_engine(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    subject = RunFile(blocked / "folder", name=NAME)
+    subject.note()
+    assert subject.end_leftovers() == 0
+
+
+def test_what_is_ended_in_order_is_forgotten(tmp_path: Path) -> None:
+    subject = RunFile(tmp_path, name=NAME)
+    subject.note()
+    assert json.loads(next(tmp_path.iterdir()).read_text())["gateway"][0] == os.getpid()
+    subject.forget()
+    assert not list(tmp_path.iterdir())
