@@ -1,9 +1,11 @@
 """A real server that speaks OpenAI's API as others do: it keeps no stream, breaks lines, and refuses, as told."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from email.utils import formatdate
 from typing import Any
 
 import orjson
@@ -17,6 +19,9 @@ CUT = "cut"
 
 class LineBreaksError(Exception):
     """Leaves the body without its end, so that the server breaks the connection."""
+
+
+IN_50_SECONDS = "a date in 50 seconds"
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,12 @@ class PlainServer:
             await _reply(send, 400, {"error": error}, {})
         elif self.refusals.get(model):
             refusal = self.refusals[model].pop(0)
-            await _reply(send, refusal.status, {"error": {"message": "No.", **refusal.error}}, refusal.headers)
+            # A date counts from the moment of the answer, not from that of the test's writing.
+            headers = {
+                name: formatdate(time.time() + 50, usegmt=True) if value == IN_50_SECONDS else value
+                for name, value in refusal.headers.items()
+            }
+            await _reply(send, refusal.status, {"error": {"message": "No.", **refusal.error}}, headers)
         elif request.get("stream"):
             scenes = self.scenes[model]
             await _play(send, scenes.pop(0) if len(scenes) > 1 else scenes[0])

@@ -6,7 +6,9 @@ from collections.abc import AsyncGenerator
 import pytest
 from harness import MODEL, chat_body, eventually, script
 
+from mulgil.admission.gates import Gates
 from mulgil.admission.lease import Leases
+from mulgil.admission.queue import FairQueue, QueueRules
 from mulgil.auth.keys import Caller
 from mulgil.engine.base import Prepared, Snapshot
 from mulgil.engine.simulated import SimulatedEngine
@@ -32,7 +34,8 @@ def request(content: str = "hello", **fields: object) -> ChatCompletionRequest:
 def gateway(engine: SimulatedEngine | None = None) -> tuple[Gateway, SimulatedEngine]:
     engine = engine or SimulatedEngine()
     leases = Leases(MemoryStore(), ttl=30, renew_interval=5)
-    return Gateway(lambda: engine, (MODEL,), leases, load_tiers(None), fingerprint="fp_test"), engine
+    gates = Gates(load_tiers(None), leases, FairQueue(QueueRules()))
+    return Gateway(lambda: engine, (MODEL,), gates, fingerprint="fp_test"), engine
 
 
 async def test_a_generation_ends_with_the_engines_counts() -> None:

@@ -19,7 +19,7 @@ def test_without_a_file_there_is_one_tier_with_the_built_in_limits() -> None:
     tier = found["default"]
     assert (tier.requests_per_minute, tier.input_tokens_per_minute) == (60, 100_000)
     assert (tier.output_tokens_per_minute, tier.concurrent_requests) == (50_000, 10)
-    assert (tier.models, tier.priority, tier.max_tokens) == ((), "normal", None)
+    assert (tier.models, tier.priority, tier.weight, tier.max_tokens) == ((), "normal", 1, None)
 
 
 def test_the_file_adds_tiers_and_may_redefine_the_default(tmp_path: Path) -> None:
@@ -58,6 +58,9 @@ def test_a_tenants_limits_are_a_keys_own_unless_they_are_given(tmp_path: Path) -
         ("[tiers.t.tenant]\nmax_tokens = 1\n", "tiers.t.tenant.max_tokens", "not permitted"),
         ("[tiers.t]\ntenant = 1\n", "tiers.t.tenant", "TierLimits"),
         ('[tiers.t]\npriority = "urgent"\n', "tiers.t.priority", "'interactive', 'normal' or 'batch'"),
+        ("[tiers.t]\nweight = 0\n", "tiers.t.weight", "greater than or equal to 1"),
+        ("[tiers.t]\nweight = 1001\n", "tiers.t.weight", "less than or equal to 1000"),
+        ("[tiers.t]\nweight = 1.5\n", "tiers.t.weight", "integer"),
         ("[tiers.t]\nmax_tokens = 0\n", "tiers.t.max_tokens", "greater than or equal to 1"),
         ("[tiers.t]\nmodels = []\n", "tiers.t.models", "at least 1"),
         ('[tiers.t]\nmodels = "m"\n', "tiers.t.models", "tuple"),

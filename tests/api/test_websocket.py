@@ -84,6 +84,29 @@ async def test_cancel_stops_the_engine_at_once_and_the_line_stays(shared: Server
         assert (await turn(connection, content=script(text="Again.")))[-1]["content"] == "Again."
 
 
+async def test_cancel_gives_up_a_turn_that_waits_in_the_queue() -> None:
+    async with (
+        serving(settings(max_concurrent_requests=1)) as server,
+        connected(server) as one,
+        connected(server) as two,
+    ):
+        queue = server.mulgil.gateway.queue
+        await say(one, type="chat", content=script(tokens=10_000, gap=0.01))
+        await one.recv()
+        await say(two, type="chat", id="t", content="hello")
+        await eventually(lambda: queue.waiting == 1)
+        await say(two, type="cancel")
+        last = json.loads(await two.recv())
+        assert (last["type"], last["id"], last["content"], last["finish_reason"]) == ("done", "t", "", "cancelled")
+        assert last["usage"]["total_tokens"] == 0
+        assert queue.waiting == 0
+        await say(two, type="chat", content="hello")
+        await eventually(lambda: queue.waiting == 1)
+        await two.close()
+        await eventually(lambda: queue.waiting == 0)
+        assert server.mulgil.leases.live == 1
+
+
 async def test_hanging_up_stops_the_engine_and_settles(shared: Server) -> None:
     async with connected(shared) as connection:
         await say(connection, type="chat", content=script(tokens=10_000, gap=0.01))

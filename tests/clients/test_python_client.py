@@ -5,9 +5,7 @@ import socket
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from email.utils import formatdate
 from pathlib import Path
-from time import time
 from typing import Any
 
 import orjson
@@ -15,13 +13,13 @@ import pytest
 from clientruns import CLIENTS, PYTHON_2, PYTHON_3, ROOT, Findings, need, run
 from embeddings import balance, limited
 from harness import KEY, MODEL, Server, eventually, script, serving, settings
-from plainserver import CUT, PlainServer, Refusal, finish, plain_server
+from plainserver import CUT, IN_50_SECONDS, PlainServer, Refusal, finish, plain_server
 from relay import Relay, relaying
 
 from mulgil.admission.policy import Balance
 
 PROGRAM = CLIENTS / "python/mulgil_client_program.py"
-TEXT = "물길은 막지 않고 🌊 이끈다. Ça coule. " * 12
+TEXT = "물길은 막지 않고 🌊 이끈다. Ça coule. " * 40
 SLOW = "강물이 천천히"
 CALLS = [{"name": "f", "arguments": {"city": "서울"}}, {"name": "g", "arguments": "{}"}]
 WAVE = Refusal(503, {"retry-after": "1"})
@@ -39,7 +37,7 @@ REFUSED: dict[str, tuple[Refusal, tuple[float, float] | None]] = {
     "503 with fractions": (Refusal(503, {"retry-after": "0.25"}), (0.25, 0.275)),
     "503 with nonsense": (Refusal(503, {"retry-after-ms": "soon", "retry-after": "nan"}), (0, 0.5)),
     "503 in the past": (Refusal(503, {"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}), (0, 0.5)),
-    "503 with a date": (Refusal(503, {"retry-after": formatdate(time() + 50, usegmt=True)}), (5, 55)),
+    "503 with a date": (Refusal(503, {"retry-after": IN_50_SECONDS}), (40, 55)),
     "503 that says no": (Refusal(503, {"x-should-retry": "false"}), None),
     "500": (Refusal(500), (0, 0.5)),
     "502 with seconds": (Refusal(502, {"retry-after": "2"}), (2, 2.2)),

@@ -3,6 +3,8 @@
 import asyncio
 import inspect
 from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -107,19 +109,64 @@ async def test_a_seeded_crowd_leaves_the_engine_alive(vllm_server: Server) -> No
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_leaves_while_queued_in_the_engine_leaves_nothing(
-    vllm_server: Server, stream: bool
-) -> None:
-    """Sixteen run (max_num_seqs), four wait in vLLM's own queue; all twenty hang up at once."""
+async def test_clients_that_leave_leave_nothing_whether_they_run_or_wait(vllm_server: Server, stream: bool) -> None:
+    """Sixteen run (max_num_seqs), four wait before the engine; all twenty hang up at once."""
     asking = [
         asyncio.create_task(vllm_server.chat(script("Count to a thousand: one, two,"), max_tokens=1500, stream=stream))
         for _ in range(20)
     ]
-    await eventually(lambda: vllm_server.engine.load().unfinished == 20, within=20)
+    queue = vllm_server.mulgil.gateway.queue
+    await eventually(lambda: vllm_server.engine.load().unfinished == 16, within=20)
+    await eventually(lambda: queue.waiting == 4)
+    assert vllm_server.engine.load().waiting == 0, "nobody waits inside the engine"
     for task in asking:
         task.cancel()
     await eventually(lambda: vllm_server.engine.load().unfinished == 0, within=0.5)
     await eventually(lambda: vllm_server.mulgil.gateway.running == 0, within=0.25)
+    assert (queue.waiting, queue.turns_in_use) == (0, 0)
+
+
+async def test_the_load_is_what_the_scheduler_says(vllm_server: Server) -> None:
+    capacity = vllm_server.engine.load().capacity
+    assert capacity.choices == 16
+    assert capacity.kv_tokens is not None
+    assert capacity.kv_tokens >= vllm_server.engine.max_model_len
+    asking = asyncio.create_task(vllm_server.chat("The river flows. " * 150, max_tokens=200, ignore_eos=True))
+    await eventually(lambda: vllm_server.engine.load().kv_usage * (capacity.kv_tokens or 0) > 500, within=20)
+    await asking
+
+
+async def test_inside_the_engine_the_lower_priority_comes_first(vllm_server: Server) -> None:
+    engine = vllm_server.engine
+    request = ChatCompletionRequest.model_validate(chat_body("Count.", max_tokens=30, ignore_eos=True))
+    ended: list[str] = []
+
+    async def run(name: str, priority: int) -> None:
+        prepared = replace(await engine.prepare(request, tenant="t"), priority=priority)
+        async for _ in engine.generate(prepared):
+            pass
+        ended.append(name)
+
+    first = [asyncio.create_task(run("first", 1)) for _ in range(16)]
+    await eventually(lambda: engine.load().unfinished == 16, within=20)
+    low = [asyncio.create_task(run("low", 2)) for _ in range(16)]
+    await eventually(lambda: engine.load().unfinished == 32, within=20)
+    await asyncio.gather(run("high", 0), *first, *low)
+    assert ended.index("high") < ended.index("low")
+
+
+def test_statistics_that_change_their_shape_do_not_kill_the_engine(caplog: pytest.LogCaptureFixture) -> None:
+    from mulgil.engine.vllm.stats import SchedulerView  # noqa: PLC0415 - vLLM is absent where these are skipped
+
+    view = SchedulerView()
+    told = view.logger(None, 0)
+    told.record(SimpleNamespace(num_waiting_reqs=2, num_skipped_waiting_reqs=1, kv_cache_usage=0.5), None)
+    assert (view.waiting, view.kv_usage) == (3, 0.5)
+    told.record(None, None)
+    for _ in range(3):
+        told.record(SimpleNamespace(), None)
+    assert (view.waiting, view.kv_usage) == (0, 0.0)
+    assert caplog.text.count("cannot be read") == 1
 
 
 async def test_sampling_parameters_reach_the_engine(vllm_server: Server) -> None:
