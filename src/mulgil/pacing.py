@@ -10,7 +10,7 @@ Unit = Literal["token", "word", "sentence"]
 _CLUSTERS = regex.compile(r"\X")
 # Blanks end a word; where a script has none between its words, the boundaries of UAX #29 do.
 _WORD_ENDS = regex.compile(
-    r"\s+|(?<=[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}])\b", flags=regex.WORD
+    r"(?<=\S)\s+|(?<=[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}])\b", flags=regex.WORD
 )
 # A full stop may be part of a number or a name, so it needs what follows; those of Chinese and Japanese do not.
 _SENTENCE_ENDS = regex.compile(r"[.!?…]+[\p{Pe}\p{Pf}\"']*\s+|[。！？]+[\p{Pe}\p{Pf}\"']*|\n+")
