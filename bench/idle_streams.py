@@ -51,6 +51,7 @@ async def main(streams: int) -> None:
         "MULGIL_CONFIG": str(ROOT / "tests/unlimited.toml"),
         "MULGIL_PING_INTERVAL": str(PING),
         "MULGIL_HEARTBEAT_INTERVAL": "10000",
+        "MULGIL_MAX_CONCURRENT_REQUESTS": str(streams + 10),
     }
     command = [sys.executable, "-m", "mulgil", "serve", "--engine=simulated", "--served-model-name=m", "--port=8799"]
     process = await asyncio.create_subprocess_exec(*command, env=environment, stderr=asyncio.subprocess.DEVNULL)

@@ -8,6 +8,7 @@ from mulgil.auth.cached import CachedKeys
 from mulgil.auth.file import FileKeys, KeyFile
 from mulgil.auth.source import KeyChain, OpenDoor, StaticKeys
 from mulgil.engine.base import Engine
+from mulgil.engine.load import Capacity
 from mulgil.engine.simulated import SimulatedEngine
 from mulgil.errors import EngineUnavailableError
 from mulgil.settings import Settings
@@ -84,6 +85,7 @@ async def build_engine(settings: Settings) -> Engine:
             default_max_tokens=settings.default_max_tokens,
             ttft=settings.simulated_ttft,
             gap=settings.simulated_gap,
+            capacity=Capacity(settings.max_num_seqs, settings.simulated_kv_tokens),
         )
     try:
         # Here and in a thread: the import takes many seconds, and the server answers meanwhile.

@@ -11,6 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from mulgil import __version__
 from mulgil.adapters import build_engine, build_keys, build_store, with_fallback
+from mulgil.admission.gates import Gates
 from mulgil.admission.lease import Leases
 from mulgil.admission.store import BudgetStore
 from mulgil.api import (
@@ -52,6 +53,7 @@ from mulgil.schemas.tokenize import Detokenized, DetokenizeRequest, Tokenized, T
 from mulgil.settings import Settings, unknown_variables
 from mulgil.stores.guard import GuardedStore
 from mulgil.tiers import load_tiers
+from mulgil.turns import build_queue
 
 OPEN_PATHS = ("/health", "/health/", "/v1/models", "/v1/models/")
 EXPOSED_HEADERS = (
@@ -150,9 +152,8 @@ def build(
         with_fallback(guarded, settings), ttl=settings.lease_ttl, renew_interval=settings.lease_renew_interval
     )
     tiers = load_tiers(settings.config)
-    gateway = Gateway(
-        supervisor.engine, settings.model_names, leases, tiers, fingerprint=settings.fingerprint(__version__)
-    )
+    gates = Gates(tiers, leases, build_queue(settings, supervisor.engine))
+    gateway = Gateway(supervisor.engine, settings.model_names, gates, fingerprint=settings.fingerprint(__version__))
     embedding = build_embeddings(settings, leases, tiers, after=supervisor.until_ready)
 
     mulgil: Mulgil

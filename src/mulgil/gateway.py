@@ -2,13 +2,17 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
-from mulgil.admission.lease import Leases
+from mulgil.admission.gates import Gates
+from mulgil.admission.lease import Lease
 from mulgil.admission.policy import Charge, limits_of_tier
+from mulgil.admission.queue import Turn
 from mulgil.admission.store import Account
+from mulgil.admission.waiting_room import Demand
 from mulgil.auth.keys import Caller
 from mulgil.engine.base import Engine, Prepared, TextRequest
 from mulgil.errors import (
@@ -22,9 +26,11 @@ from mulgil.errors import (
 from mulgil.generation import Generation
 from mulgil.pacing import Pacing
 from mulgil.schemas.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
-from mulgil.tiers import Tier, check_model_allowed
+from mulgil.tiers import Priority, Tier, check_model_allowed
 
 log = logging.getLogger(__name__)
+
+_IN_THE_ENGINE: dict[Priority, int] = {"interactive": 0, "normal": 1, "batch": 2}
 
 
 class Gateway:
@@ -33,8 +39,7 @@ class Gateway:
     Args:
         engine: gives the engine, or raises `EngineUnavailableError`.
         models: names under which the model is served; the first is its main name.
-        leases: where budgets are taken.
-        tiers: by name; `default` is among them.
+        gates: what a request passes before the engine has it.
         fingerprint: names the model and the way it is served.
     """
 
@@ -42,15 +47,15 @@ class Gateway:
         self,
         engine: Callable[[], Engine],
         models: tuple[str, ...],
-        leases: Leases,
-        tiers: Mapping[str, Tier],
+        gates: Gates,
         *,
         fingerprint: str,
     ) -> None:
         self._engine = engine
         self.models = models
-        self._leases = leases
-        self._tiers = tiers
+        self.queue = gates.queue
+        self._leases = gates.leases
+        self._tiers = gates.tiers
         self._fingerprint = fingerprint
         self._running: dict[str, tuple[Generation, Engine]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -79,12 +84,14 @@ class Gateway:
         prepared = await engine.prepare(request, tenant=caller.tenant, default_max_tokens=tier.max_tokens)
         lease = self._leases.open(Account(caller.tenant, caller.key_id), *limits_of_tier(tier))
         await lease.reserve(Charge(prepared.prompt_tokens, prepared.most_output_tokens))
-        # From here on nothing is awaited until the task that settles the lease has it.
+        turn = await self._turn(prepared, caller.tenant, tier, lease)
+        # From here on nothing is awaited until the task that settles the lease, and gives the turn back, has both.
+        prepared = replace(prepared, priority=_IN_THE_ENGINE[tier.priority])
         generation = Generation(prepared, lease, model=request.model, fingerprint=self._fingerprint, timed=timed)
         generation.pacing = request.pacing or Pacing(tier.chunking)
         lease.made = lambda: generation.snapshot.completion_tokens
         self._running[generation.id] = generation, engine
-        self._spawn(self._run(engine, prepared, generation))
+        self._spawn(self._run(engine, prepared, generation, turn))
         try:
             await generation.accepted()
         except asyncio.CancelledError:
@@ -144,6 +151,7 @@ class Gateway:
         What an engine does not let go of *within* seconds is cut off from it, and settled too.
         """
         self._draining = True
+        self.queue.close()
         for generation, _ in list(self._running.values()):
             self.abandon(generation)
         if self._tasks:
@@ -153,12 +161,38 @@ class Gateway:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    async def _run(self, engine: Engine, prepared: Prepared, generation: Generation) -> None:
+    async def _turn(self, prepared: Prepared, tenant: str, tier: Tier, lease: Lease) -> Turn:
+        """A turn for *prepared*, which holds *lease* while it waits; without a turn the lease is given back."""
+        demand = Demand(
+            tenant,
+            prepared.prompt_tokens,
+            prepared.most_output_tokens,
+            turns=prepared.width,
+            priority=tier.priority,
+            weight=tier.weight,
+        )
+        try:
+            turn = await self.queue.enter(demand)
+            if not self._draining:
+                return turn
+            turn.give_back()  # it came up in the very moment in which the drain began
+            raise ShuttingDownError
+        except asyncio.CancelledError:
+            self._spawn(lease.settle(refund=True))
+            raise
+        except MulgilError:
+            # Before it is told: the client's next request must not meet its own reservation.
+            await asyncio.shield(self._spawn(lease.settle(refund=True)))
+            raise
+
+    async def _run(self, engine: Engine, prepared: Prepared, generation: Generation, turn: Turn) -> None:
         error: MulgilError | None = InternalServerError("The server stopped while processing your request.")
         try:
             async with aclosing(engine.generate(prepared)) as snapshots:
                 async for snapshot in snapshots:
                     generation.publish(snapshot)
+                    if self.queue.waiting:
+                        self.queue.review()  # a prompt that was read has left the engine's own queue
                     if generation.abandoned:
                         # Also when it was abandoned before the engine knew it, so that abort found nothing.
                         await _abort(engine, prepared.id)
@@ -171,17 +205,20 @@ class Gateway:
             log.exception("generation failed")
             error = InternalServerError("The server had an error while processing your request.")
         finally:
+            refused = _was_refused(generation, error)
+            turn.give_back(0 if refused else generation.prompt_tokens + generation.snapshot.completion_tokens)
             # Before the end is told: a client's next request must not meet its own reservation.
             try:
-                await generation.lease.settle(refund=_was_refused(generation, error))
+                await generation.lease.settle(refund=refused)
             finally:
                 del self._running[generation.id]
                 generation.close(error)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def _tier_of(self, caller: Caller) -> Tier:
         return self._tiers.get(caller.tier) or self._tiers["default"]

@@ -11,6 +11,7 @@ from mulgil.errors import PermissionDeniedError
 
 DEFAULT = "default"
 TierName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+Priority = Literal["interactive", "normal", "batch"]
 _UNLIMITED = "unlimited"
 
 
@@ -39,6 +40,7 @@ class Tier(TierLimits):
         tenant: limits of all keys of a tenant together; the same numbers as a key's unless they are given.
         models: names that may be used; empty for all.
         priority: whose turn comes first.
+        weight: share of a tenant's turns, counted in tokens, beside other tenants of the same priority.
         chunking: how much of a stream is sent at a time where a request does not say.
         max_tokens: longest answer that may be asked for, and the length where a request sets none.
     """
@@ -46,7 +48,8 @@ class Tier(TierLimits):
     tenant: TierLimits | None = None
     # Whoever writes `models = []` means none, and would get all.
     models: tuple[str, ...] = Field(default=(), min_length=1)
-    priority: Literal["interactive", "normal", "batch"] = "normal"
+    priority: Priority = "normal"
+    weight: int = Field(default=1, ge=1, le=1_000, strict=True)
     chunking: Literal["token", "word", "sentence"] = "token"
     max_tokens: int | None = Field(default=None, ge=1, strict=True)
 

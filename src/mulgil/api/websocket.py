@@ -20,6 +20,7 @@ from mulgil.errors import InternalServerError, InvalidFieldError, MulgilError, P
 from mulgil.gateway import Gateway
 from mulgil.generation import Generation
 from mulgil.schemas.chat import ChatCompletionRequest, check_agreement, check_offered
+from mulgil.schemas.usage import PromptTokensDetails, Usage
 
 _NORMAL, _RESTARTING, _UNSUPPORTED, _IDLE = 1000, 1012, 1003, 4408
 
@@ -118,6 +119,9 @@ class _Conversation:
             if self._generation is not None:
                 self._cancelled = True
                 self._gateway.abandon(self._generation)
+            elif self._turn is not None and not self._turn.done():
+                self._cancelled = True
+                self._turn.cancel()  # nothing runs yet: it waits for its turn in the queue
         elif kind != "chat":
             raise _invalid("type", "it must be 'chat', 'cancel' or 'ping'")
         elif self._turn is not None and not self._turn.done():
@@ -150,6 +154,10 @@ class _Conversation:
                 self._gateway.abandon(generation)
         except WebSocketDisconnect:
             pass
+        except asyncio.CancelledError:
+            if not (self._cancelled and self._generation is None):
+                raise
+            await self._tell("done", turn, content="", finish_reason="cancelled", usage=_nothing_used())
         except MulgilError as error:
             await self._fail(error, turn)
         except Exception:
@@ -205,8 +213,16 @@ class _Conversation:
         if self._generation is not None:
             self._gateway.abandon(self._generation)
         if self._turn is not None:
+            self._cancelled = False  # there is nobody to be told
             self._turn.cancel()
             await asyncio.wait([self._turn])
+
+
+def _nothing_used() -> dict[str, Any]:
+    nothing = Usage(
+        prompt_tokens=0, completion_tokens=0, total_tokens=0, prompt_tokens_details=PromptTokensDetails(cached_tokens=0)
+    )
+    return nothing.model_dump()
 
 
 def _invalid(param: str, reason: str) -> InvalidFieldError:

@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from mulgil.engine.load import Load
 from mulgil.errors import InvalidFieldError
 from mulgil.schemas.chat import ChatCompletionRequest
 from mulgil.schemas.completions import CompletionRequest
@@ -113,12 +114,14 @@ class Prepared:
         prompts: one for a chat, one or more for completions.
         choices: number of choices of each prompt.
         payload: what the adapter that prepared it needs again; opaque to everyone else.
+        priority: among those that wait inside the engine the lower one comes first.
     """
 
     id: str
     prompts: tuple[Prompt, ...]
     choices: int
     payload: object
+    priority: int = 0
 
     @property
     def prompt_tokens(self) -> int:
@@ -134,17 +137,6 @@ class Prepared:
     def width(self) -> int:
         """Number of choices of all prompts together."""
         return self.choices * len(self.prompts)
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """What the engine is doing.
-
-    Attributes:
-        unfinished: requests given to the engine and not finished: running or waiting there.
-    """
-
-    unfinished: int
 
 
 class Engine(Protocol):

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, TypeVar
 
-from mulgil.engine.base import Load
+from mulgil.engine.load import Load
 from mulgil.errors import InvalidFieldError
 from mulgil.schemas.embedding import EmbeddingRequest
 

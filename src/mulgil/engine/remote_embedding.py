@@ -16,8 +16,8 @@ from typing import Any
 import httpx2
 import orjson
 
-from mulgil.engine.base import Load
 from mulgil.engine.embedding import PreparedInputs, Vector, in_order
+from mulgil.engine.load import Load
 from mulgil.errors import (
     BadRequestError,
     ContextLengthError,

@@ -16,7 +16,6 @@ from pydantic import ValidationError
 
 from mulgil.engine.base import (
     ChoiceSnapshot,
-    Load,
     Prepared,
     Prompt,
     Snapshot,
@@ -25,6 +24,7 @@ from mulgil.engine.base import (
     check_vocabulary,
     longest_answer,
 )
+from mulgil.engine.load import UNBOUNDED, Capacity, Load
 from mulgil.engine.simulated_answers import Script, answer
 from mulgil.engine.simulated_tokens import VOCABULARY, encode, encode_message, token_bytes
 from mulgil.engine.simulated_voice import Voice
@@ -49,16 +49,25 @@ class SimulatedEngine:
         default_max_tokens: length limit of an answer where the request sets none.
         ttft: seconds before the first token.
         gap: seconds between two tokens.
+        capacity: what it says that it can do, and hold; it takes whatever it is given.
     """
 
     def __init__(
-        self, *, max_model_len: int = 8_192, default_max_tokens: int = 4_096, ttft: float = 0.0, gap: float = 0.0
+        self,
+        *,
+        max_model_len: int = 8_192,
+        default_max_tokens: int = 4_096,
+        ttft: float = 0.0,
+        gap: float = 0.0,
+        capacity: Capacity = UNBOUNDED,
     ) -> None:
         self._max_model_len = max_model_len
         self._default_max_tokens = default_max_tokens
         self._defaults = Script(ttft=ttft, gap=gap)
         self._dead = False
         self._made = 0
+        self._capacity = capacity
+        self._held = 0
         self._aborts: dict[str, asyncio.Event] = {}
 
     @property
@@ -117,6 +126,8 @@ class SimulatedEngine:
         work = prepared.payload
         assert isinstance(work, _Work), "prepared by another engine"
         aborted = self._aborts[prepared.id] = asyncio.Event()
+        held = prepared.prompt_tokens
+        self._held += held
         try:
             self._obey(work.script, 0)
             voices, longest = work.voices, max(prompt.max_tokens for prompt in prepared.prompts)
@@ -129,6 +140,8 @@ class SimulatedEngine:
                     break
                 self._obey(work.script, position)
                 self._made += 1
+                held += len(voices)
+                self._held += len(voices)
                 for voice in voices:
                     voice.speak()
                 if all(voice.finish_reason for voice in voices):
@@ -136,6 +149,7 @@ class SimulatedEngine:
                 yield _said(voices)
             yield _said(voices, last="abort")
         finally:
+            self._held -= held
             del self._aborts[prepared.id]
 
     async def abort(self, request_id: str) -> None:
@@ -147,7 +161,9 @@ class SimulatedEngine:
             raise EngineUnavailableError("The engine died.")
 
     def load(self) -> Load:
-        return Load(unfinished=len(self._aborts))
+        kv_tokens = self._capacity.kv_tokens
+        usage = self._held / kv_tokens if kv_tokens else 0.0
+        return Load(unfinished=len(self._aborts), kv_usage=usage, capacity=self._capacity)
 
     def _script(self, request: TextRequest) -> Script:
         if isinstance(request, ChatCompletionRequest):

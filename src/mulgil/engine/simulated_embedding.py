@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from mulgil.engine.base import Load
 from mulgil.engine.embedding import PreparedInputs, Vector, check_token_ids, in_order
+from mulgil.engine.load import Load
 from mulgil.errors import (
     ContextLengthError,
     EngineError,

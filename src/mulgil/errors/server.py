@@ -34,7 +34,7 @@ class ShuttingDownError(ServiceUnavailableError):
 
 
 class OverloadedError(ServiceUnavailableError):
-    """The engine's queue is full."""
+    """Too many requests wait for the engine, or this one has waited too long."""
 
     code = "overloaded"
 

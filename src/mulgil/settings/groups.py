@@ -76,6 +76,8 @@ class EngineSettings(_Group):
     """Simulated engine: seconds before the first token."""
     simulated_gap: float = Field(default=0.0, ge=0)
     """Simulated engine: seconds between two tokens."""
+    simulated_kv_tokens: int | None = Field(default=None, ge=1)
+    """Simulated engine: tokens of prompts and answers that it says it can hold. Default: any number."""
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -210,6 +212,15 @@ class LimitSettings(_Group):
     """Seconds after which a request of a gateway that was killed no longer holds anything."""
     lease_renew_interval: float = Field(default=5.0, gt=0)
     """Seconds between two renewals of all running requests; well below `lease_ttl`."""
+    max_concurrent_requests: int = Field(default=50, ge=1)
+    """Most choices that the engine is given at the same time; a request with `n` choices counts as `n`."""
+    max_queued_requests: int = Field(default=500, ge=0)
+    """Most requests that wait for their turn; what does not fit is refused with 503."""
+    queue_timeout: float = Field(default=30.0, gt=0)
+    """Seconds that a request waits for its turn at most; then it is refused with 503."""
+    kv_worst_case_share: float = Field(default=0.5, ge=0, le=1)
+    """Share of a request's longest possible answer for which the engine's KV cache must have room before its turn.
+    With 1 running requests never displace each other; with less more run at the same time."""
     limiter_on_failure: Literal["closed", "local"] = "closed"
     """When the budget store does not answer: `closed` refuses with 503; `local` keeps a share of every limit in
     this process, divided by `replicas`."""

@@ -18,10 +18,12 @@ from vllm.renderers.chat_utils import load_chat_template
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from mulgil.engine.base import ChoiceSnapshot, Load, Prepared, Prompt, Snapshot, TextRequest, longest_answer
+from mulgil.engine.base import ChoiceSnapshot, Prepared, Prompt, Snapshot, TextRequest, longest_answer
+from mulgil.engine.load import UNBOUNDED, Capacity, Load
 from mulgil.engine.vllm.errors import translated, unavailable
 from mulgil.engine.vllm.parsing import AnswerParsers
 from mulgil.engine.vllm.prompts import PromptRenderer
+from mulgil.engine.vllm.stats import SchedulerView
 from mulgil.engine.vllm.strand import Strand, outputs_of
 from mulgil.errors import EngineUnavailableError
 from mulgil.schemas.chat import ChatCompletionRequest
@@ -51,6 +53,8 @@ class VLLMEngine:
         self._prompts: PromptRenderer
         self._parsers: AnswerParsers
         self._sampling_defaults: dict[str, Any] = {}
+        self._scheduler = SchedulerView()
+        self._capacity = UNBOUNDED
 
     @property
     def max_model_len(self) -> int:
@@ -80,7 +84,11 @@ class VLLMEngine:
         if self._args.get("enforce_eager") and current_platform.is_cpu():
             # Else the first request with logprobs compiles a kernel for 10 s, and all others wait with it.
             os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-        llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**self._args), usage_context=UsageContext.OPENAI_API_SERVER)
+        llm = AsyncLLM.from_engine_args(
+            AsyncEngineArgs(**self._args),
+            usage_context=UsageContext.OPENAI_API_SERVER,
+            stat_loggers=[self._scheduler.logger],
+        )
         try:
             self._prompts = PromptRenderer(llm, template)
             self._parsers = AnswerParsers(llm, self._settings)
@@ -89,6 +97,7 @@ class VLLMEngine:
             raise
         self._sampling_defaults = llm.model_config.get_diff_sampling_param()
         self._sampling_defaults.pop("max_tokens", None)  # always set by prepare()
+        self._capacity = _capacity(llm.vllm_config)
         return llm
 
     async def stop(self) -> None:
@@ -153,7 +162,7 @@ class VLLMEngine:
         try:
             with translated():
                 for strand in strands:
-                    collector = await strand.submit(llm)
+                    collector = await strand.submit(llm, priority=prepared.priority)
                     collectors.append(collector)  # one by one: those before a failure are to be closed
             yield Snapshot(tuple(choices))
             with translated():
@@ -189,12 +198,26 @@ class VLLMEngine:
             raise unavailable(error) from error
 
     def load(self) -> Load:
-        return Load(unfinished=self._llm.get_num_unfinished_requests() if self._llm is not None else 0)
+        if self._llm is None:
+            return Load(unfinished=0)
+        return Load(
+            unfinished=self._llm.get_num_unfinished_requests(),
+            waiting=self._scheduler.waiting,
+            kv_usage=self._scheduler.kv_usage,
+            capacity=self._capacity,
+        )
 
     def _living(self) -> Any:
         if self._llm is None or self._llm.errored:
             raise EngineUnavailableError("The engine is not running.", retry_after=5.0)
         return self._llm
+
+
+def _capacity(config: Any) -> Capacity:
+    """What all copies of the model in this process can do together."""
+    copies = config.parallel_config.data_parallel_size
+    kv_tokens = config.cache_config.kv_cache_size_tokens  # of one copy; None for a model without such a cache
+    return Capacity(config.scheduler_config.max_num_seqs * copies, kv_tokens * copies if kv_tokens else None)
 
 
 def _engine_args(settings: EngineSettings) -> dict[str, Any]:

@@ -25,8 +25,8 @@ from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from mulgil.engine.base import Load
 from mulgil.engine.embedding import PreparedInputs, Vector, check_token_ids, in_order
+from mulgil.engine.load import Load
 from mulgil.engine.vllm.errors import translated, unavailable
 from mulgil.errors import (
     ContextLengthError,

@@ -89,10 +89,10 @@ class Strand:
             reason = _PLACE_IN_SOURCE.sub("", str(error)).strip()[:_LONGEST_REASON]
             raise InvalidSchemaError(reason, param=param) from error
 
-    async def submit(self, llm: Any) -> Any:
-        """Hand it to vLLM; the collector of its outputs."""
+    async def submit(self, llm: Any, *, priority: int) -> Any:
+        """Hand it to vLLM, the lower the priority the earlier; the collector of its outputs."""
         # Not generate(): that tells nothing between "accepted" and the first token.
-        return await llm.add_request(self.id, self._input, self._params)
+        return await llm.add_request(self.id, self._input, self._params, priority=priority)
 
     def told(self, choice: Any, output: Any) -> ChoiceSnapshot:
         """The snapshot of one choice after an output of vLLM's."""
