@@ -127,3 +127,25 @@ async def test_while_it_loads_when_its_core_is_killed_and_at_its_end_the_truth_i
         await core_killed_while_it_streams(running, client)
         await serving_again(running, client)
     await told_to_end(running)
+
+
+@pytest.mark.timeout(180)
+async def test_a_killed_gateways_engine_is_ended_by_the_next_one(
+    process: tuple[Process, httpx2.AsyncClient], demo_model: Path, tmp_path: Path
+) -> None:
+    running, client = process
+    async with asyncio.timeout(120):
+        while (await client.get("/health/ready")).status_code != 200:
+            await asyncio.sleep(0.2)
+    engine = running.children("VLLM::")
+    assert len(engine) == 2
+    running.popen.kill()
+    running.popen.wait()
+    await asyncio.sleep(1)
+    assert any(child.is_running() for child in engine), "nobody else ends it"
+    another = Process(demo_model, tmp_path / "another")
+    try:
+        await eventually(lambda: not any(child.is_running() for child in engine), within=60)
+    finally:
+        another.popen.terminate()
+        await asyncio.to_thread(another.popen.wait, 60)

@@ -99,9 +99,15 @@ def test_a_folder_that_cannot_be_written_ends_no_engine(tmp_path: Path) -> None:
     assert subject.end_leftovers() == 0
 
 
-def test_what_is_ended_in_order_is_forgotten(tmp_path: Path) -> None:
+async def test_without_an_engine_there_is_no_note(tmp_path: Path) -> None:
     subject = RunFile(tmp_path, name=NAME)
+    engine = await asyncio.create_subprocess_exec("bash", "-c", f"exec -a {NAME} sleep 60")
+    await asyncio.sleep(0.2)
     subject.note()
-    assert json.loads(next(tmp_path.iterdir()).read_text())["gateway"][0] == os.getpid()
-    subject.forget()
-    assert not list(tmp_path.iterdir())
+    (note,) = os.listdir(tmp_path)
+    noted = json.loads((tmp_path / note).read_text())
+    assert (noted["gateway"][0], [one[0] for one in noted["engine"]]) == (os.getpid(), [engine.pid])
+    engine.kill()
+    await engine.wait()
+    subject.note()
+    assert os.listdir(tmp_path) == []

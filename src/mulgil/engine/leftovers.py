@@ -33,6 +33,8 @@ class RunFile:
     def end_leftovers(self) -> int:
         """End what gateways that are gone have left; how many processes that were."""
         ended: list[psutil.Process] = []
+        if not self._is_ours():
+            return 0
         for path in self._folder.glob("gateway-*.json"):
             try:
                 noted = json.loads(path.read_text())
@@ -50,20 +52,26 @@ class RunFile:
         return len(ended)
 
     def note(self) -> None:
-        """Note the engine's processes as they are now. What cannot be written is not: a full disk ends no engine."""
+        """Note the engine's processes as they are now; none, no note. A full disk ends no engine."""
         me = psutil.Process()
         noted = {"gateway": _named(me), "engine": [_named(child) for child in self._children(me)]}
         temporary = self._path.with_suffix(".tmp")
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            if not noted["engine"]:
+                self._path.unlink(missing_ok=True)
+                return
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             temporary.write_text(json.dumps(noted))
             temporary.replace(self._path)
         except OSError as error:
             log.warning("the engine's processes could not be noted: %s", error)
 
-    def forget(self) -> None:
-        """The engine is ended."""
-        self._path.unlink(missing_ok=True)
+    def _is_ours(self) -> bool:
+        """Nobody else may tell us what to end."""
+        try:
+            return self._folder.stat().st_uid == os.getuid()
+        except OSError:
+            return False
 
     def _children(self, me: psutil.Process) -> Iterator[psutil.Process]:
         for child in me.children(recursive=True):

@@ -1,6 +1,8 @@
 """The settings by what they are about, each declared once: its default, its rule and the words that document it."""
 
 import hashlib
+import os
+import tempfile
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -70,6 +72,9 @@ class EngineSettings(_Group):
     """Seconds in which an engine with work makes nothing, after which it is rebuilt."""
     engine_rebuilds: int = Field(default=5, ge=0)
     """Attempts in a row to rebuild a failed engine before the process ends; 0: it ends at once."""
+    run_folder: Path | None = None
+    """Where the engine's processes are noted, so that the next start ends what a killed gateway has left. Default:
+    a folder of this user's among the temporary files."""
     engine_canary: bool = True
     """Whether one token must be made before an engine counts as ready."""
     simulated_ttft: float = Field(default=0.0, ge=0)
@@ -85,6 +90,11 @@ class EngineSettings(_Group):
         if self.served_model_name:
             return self.served_model_name
         return (Path(self.model).name,) if self.model else ("simulated",)
+
+    @property
+    def engine_run_folder(self) -> Path:
+        """Where the engine's processes are noted."""
+        return self.run_folder or Path(tempfile.gettempdir()) / f"mulgil-{os.getuid()}"
 
     def fingerprint(self, version: str) -> str:
         """A name for the model and the way it is served: other settings, or another *version*, have another one."""

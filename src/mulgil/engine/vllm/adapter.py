@@ -19,6 +19,7 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from mulgil.engine.base import ChoiceSnapshot, Prepared, Prompt, Snapshot, TextRequest, longest_answer
+from mulgil.engine.leftovers import RunFile
 from mulgil.engine.load import UNBOUNDED, Capacity, Load
 from mulgil.engine.vllm.errors import translated, unavailable
 from mulgil.engine.vllm.parsing import AnswerParsers
@@ -34,6 +35,7 @@ log = logging.getLogger(__name__)
 
 _SHUTDOWN_TIMEOUT = 10
 _CHECK_TIMEOUT = 5.0
+_NOTE_INTERVAL = 1.0
 
 
 class VLLMEngine:
@@ -48,6 +50,7 @@ class VLLMEngine:
         self._args = _engine_args(settings)
         self._running: dict[str, list[str]] = {}
         self._made = 0
+        self._runs = RunFile(settings.engine_run_folder)
         self._building: asyncio.Task[Any] | None = None
         self._llm: Any = None
         self._prompts: PromptRenderer
@@ -69,10 +72,14 @@ class VLLMEngine:
         return self._made if self._running else None
 
     async def start(self) -> None:
+        await asyncio.to_thread(self._runs.end_leftovers)
         self._building = asyncio.create_task(asyncio.to_thread(self._build))
         try:
-            # Shielded: a thread cannot be cancelled, and what it builds must be found by stop().
-            self._llm = await asyncio.shield(self._building)
+            # Waited for, not awaited: a thread cannot be cancelled, and what it builds must be found by stop().
+            while not self._building.done():
+                await asyncio.wait({self._building}, timeout=_NOTE_INTERVAL)
+                await asyncio.to_thread(self._runs.note)
+            self._llm = self._building.result()
         except Exception as error:
             log.exception("vLLM could not start")
             raise EngineUnavailableError(f"vLLM could not start: {error}") from error
@@ -112,6 +119,7 @@ class VLLMEngine:
             # shutdown() leaves whoever still waits for output waiting for ever.
             await llm.abort([one for ids in self._running.values() for one in ids])
         await asyncio.to_thread(llm.shutdown, _SHUTDOWN_TIMEOUT)
+        await asyncio.to_thread(self._runs.note)
 
     async def prepare(self, request: TextRequest, *, tenant: str, default_max_tokens: int | None = None) -> Prepared:
         self._living()
