@@ -153,7 +153,13 @@ def build(
     )
     tiers = load_tiers(settings.config)
     gates = Gates(tiers, leases, build_queue(settings, supervisor.engine))
-    gateway = Gateway(supervisor.engine, settings.model_names, gates, fingerprint=settings.fingerprint(__version__))
+    gateway = Gateway(
+        supervisor.engine,
+        settings.model_names,
+        gates,
+        fingerprint=settings.fingerprint(__version__),
+        rebuilt=lambda: supervisor.rebuilt(within=settings.queue_timeout),
+    )
     embedding = build_embeddings(settings, leases, tiers, after=supervisor.until_ready)
 
     mulgil: Mulgil

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -41,6 +41,7 @@ class Gateway:
         models: names under which the model is served; the first is its main name.
         gates: what a request passes before the engine has it.
         fingerprint: names the model and the way it is served.
+        rebuilt: returns when the engine is not being rebuilt, or after as long as a request may wait for that.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Gateway:
         gates: Gates,
         *,
         fingerprint: str,
+        rebuilt: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._engine = engine
         self.models = models
@@ -57,6 +59,7 @@ class Gateway:
         self._leases = gates.leases
         self._tiers = gates.tiers
         self._fingerprint = fingerprint
+        self._rebuilt = rebuilt
         self._running: dict[str, tuple[Generation, Engine]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._draining = False
@@ -80,6 +83,8 @@ class Gateway:
             raise ShuttingDownError
         tier = self._tier_of(caller)
         self._check(request, caller, tier)
+        if self._rebuilt is not None:
+            await self._rebuilt()
         engine = self._engine()
         prepared = await engine.prepare(request, tenant=caller.tenant, default_max_tokens=tier.max_tokens)
         lease = self._leases.open(Account(caller.tenant, caller.key_id), *limits_of_tier(tier))

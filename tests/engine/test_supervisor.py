@@ -261,3 +261,27 @@ async def test_a_gateway_serves_again_after_its_engine_died() -> None:
         assert (await server.chat()).status_code == 200
         assert server.engine is not first
         assert server.mulgil.gateway.running == 0
+
+
+class SlowToLoad(SimulatedEngine):
+    async def start(self) -> None:
+        await asyncio.sleep(0.5)
+        await super().start()
+
+
+async def slow_to_load() -> SlowToLoad:
+    return SlowToLoad()
+
+
+@pytest.mark.parametrize(("patience", "status"), [(5.0, 200), (0.1, 503)])
+async def test_a_request_that_comes_during_a_rebuild_waits_for_it_as_long_as_for_a_turn(
+    patience: float, status: int
+) -> None:
+    chosen = settings(engine_rebuilds=3, queue_timeout=patience)
+    async with serving(chosen, engine=slow_to_load) as server:
+        await server.chat(script(die_at=0))
+        answer = await server.chat()
+        assert answer.status_code == status, answer.text
+        if status == 503:
+            assert answer.json()["error"]["code"] == "engine_unavailable"
+            assert answer.headers["retry-after"]
