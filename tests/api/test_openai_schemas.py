@@ -231,3 +231,36 @@ async def test_every_extension_of_ours_is_one(shared: Server, embedding: Server,
     else:
         said = await replies(shared, stream=False) + await replies(shared, stream=True)
     assert any(validator(name).is_valid(one) and not validator(name, without=place).is_valid(one) for one in said)
+
+
+REAL: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "several choices": {"n": 2, "seed": 1},
+    "logprobs": {"logprobs": True, "top_logprobs": 3},
+    "a required call": {"tools": TOOLS, "tool_choice": "required"},
+    "JSON": {"response_format": {"type": "json_object"}},
+}
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("fields", REAL.values(), ids=REAL.keys())
+async def test_the_real_models_answers_and_chunks_are_openais_too(vllm_server: Server, fields: dict[str, Any]) -> None:
+    body = chat_body("Hello!", max_tokens=20) | fields
+    plain = await vllm_server.client.post("/v1/chat/completions", json=body)
+    assert_valid("CreateChatCompletionResponse", plain.json())
+    for options in OPTIONS:
+        streamed = await vllm_server.client.post("/v1/chat/completions", json=body | {"stream": True} | options)
+        *chunks, done = events(streamed.text)
+        assert done == "[DONE]"
+        for chunk in chunks:
+            assert_valid("CreateChatCompletionStreamResponse", chunk)
+
+
+@pytest.mark.model
+async def test_the_real_models_completions_are_openais_too(vllm_server: Server) -> None:
+    body = {"model": MODEL, "prompt": ["The sea", "A river"], "n": 2, "seed": 1, "logprobs": 2, "echo": True}
+    plain = await vllm_server.client.post("/v1/completions", json=body)
+    assert_valid("CreateCompletionResponse", plain.json())
+    streamed = await vllm_server.client.post("/v1/completions", json=body | {"stream": True})
+    for chunk in events(streamed.text)[:-1]:
+        assert_valid("CreateCompletionResponse", chunk)
