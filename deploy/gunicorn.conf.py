@@ -6,7 +6,7 @@ Settings come from the environment (docs/settings.md); install mulgil[gunicorn].
 import os
 
 wsgi_app = "mulgil.app:create_app()"
-worker_class = "uvicorn_worker.UvicornWorker"
+worker_class = "mulgil.worker.GatewayWorker"
 workers = 1
 bind = f"{os.environ.get('MULGIL_HOST', '127.0.0.1')}:{os.environ.get('MULGIL_PORT', '8000')}"
 timeout = 300  # a model takes its time to load; the event loop beats the heart meanwhile

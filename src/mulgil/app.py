@@ -175,6 +175,7 @@ def build(
     tickets = Tickets(ttl=settings.ticket_ttl)
     kept = KeptStreams(gateway, tickets, keep_rules(settings))
     mulgil = Mulgil(app, supervisor, gateway, kept, embedding, keys, leases, guarded)
+    app.state.mulgil = mulgil  # for servers that are only given the application
     described = add_routes(mulgil, settings, tickets)
     if settings.admin_token and keys.store:
         audit = Audit(settings.audit_log)

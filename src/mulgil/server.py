@@ -6,6 +6,7 @@ import signal
 import socket
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
@@ -27,8 +28,8 @@ class GatewayServer(uvicorn.Server):
     read, where uvicorn would cut it off. A second signal shortens both.
     """
 
-    def __init__(self, settings: Settings, mulgil: Mulgil) -> None:
-        super().__init__(server_config(settings, mulgil.app))
+    def __init__(self, settings: Settings, mulgil: Mulgil, config: uvicorn.Config | None = None) -> None:
+        super().__init__(config or server_config(settings, mulgil.app))
         self._delay = settings.drain_delay
         self._grace = settings.shutdown_grace
         self._mulgil = mulgil
@@ -101,20 +102,22 @@ def serve(
 
 def server_config(settings: Settings, app: Callable[..., object]) -> uvicorn.Config:
     """How uvicorn is to serve *app*."""
-    return uvicorn.Config(
-        app,
-        host=settings.host,
-        port=settings.port,
-        loop="uvloop",
-        http=protocol(request_timeout=settings.request_timeout, write_timeout=settings.write_timeout),
-        ws="websockets-sansio",
-        ws_max_size=settings.max_body_bytes,
-        timeout_keep_alive=settings.keep_alive,
-        timeout_graceful_shutdown=settings.shutdown_grace + _TIME_FOR_LAST_WORDS,
-        access_log=False,  # ours says more, and less of what is secret
-        server_header=False,
-        log_config=None,
-    )
+    return uvicorn.Config(app, host=settings.host, port=settings.port, **server_options(settings))
+
+
+def server_options(settings: Settings) -> dict[str, Any]:
+    """What uvicorn is told wherever it listens."""
+    return {
+        "loop": "uvloop",
+        "http": protocol(request_timeout=settings.request_timeout, write_timeout=settings.write_timeout),
+        "ws": "websockets-sansio",
+        "ws_max_size": settings.max_body_bytes,
+        "timeout_keep_alive": settings.keep_alive,
+        "timeout_graceful_shutdown": settings.shutdown_grace + _TIME_FOR_LAST_WORDS,
+        "access_log": False,  # ours says more, and less of what is secret
+        "server_header": False,
+        "log_config": None,
+    }
 
 
 async def _announce(
