@@ -101,7 +101,8 @@ async def test_many_texts_do_not_stop_the_event_loop(vllm_server: Server) -> Non
     watching = False
     await watcher
     assert len(vectors(reply)) == 1000
-    assert longest < 0.5
+    # The engine's two processes and this client want the two cores too; work done in one go takes seconds.
+    assert longest < 1.5
 
 
 async def test_a_killed_engine_is_a_503_within_a_second_and_chat_goes_on(demo_embedder: Path) -> None:
