@@ -29,14 +29,14 @@ class Patience:
         hung: an engine that answers no round trip for so long is rebuilt.
         stalled: one that has work and makes nothing for so long is rebuilt.
         rebuilds: attempts in a row that may fail before the process gives up; 0 to give up at once.
-        steady: an engine that has lived for so long was rebuilt with success.
+        steady: an engine that has lived for so long was rebuilt with success, and the count of attempts begins anew.
     """
 
     check_interval: float = 1.0
     hung: float = 30.0
     stalled: float = 120.0
     rebuilds: int = 5
-    steady: float = 60.0
+    steady: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
