@@ -1,5 +1,6 @@
 """`POST /v1/chat/completions`."""
 
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter
@@ -79,9 +80,8 @@ async def read_chat(request: Request, rules: BodyRules, *, streamed: bool = Fals
 def kept_stream(streams: KeptStreams, kept: KeptStream, silence: Silence, *, with_ids: bool) -> EventStream:
     """A kept stream to its first reader, as any chat stream; it goes on when the reader leaves."""
     generation, asked = kept.generation, kept.request
-    events = Events(
-        frames(generation, asked, with_ids=with_ids), streams.join(kept), heartbeat(generation, asked), has_ids=with_ids
-    )
+    told = frames(generation, asked, with_ids=with_ids)
+    events = Events(told, streams.join(kept), partial(heartbeat, generation, asked), has_ids=with_ids)
     return EventStream(events, silence, headers=generation.lease.headers() | {"x-mulgil-stream": kept.id})
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -48,7 +49,7 @@ async def reply(request: Request, gateway: Gateway, asked: TextRequest, telling:
         gateway.abandon(generation)
 
     if asked.stream:
-        events = Events(telling.frames(generation), abandon, telling.heartbeat(generation))
+        events = Events(telling.frames(generation), abandon, partial(telling.heartbeat, generation))
         return EventStream(events, silence, headers=generation.lease.headers())
     try:
         snapshot = await unless_gone(request.receive, generation.finished())

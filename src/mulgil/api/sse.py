@@ -53,14 +53,14 @@ class Events:
     Attributes:
         frames: the events, each one whole.
         on_left: called at once when the reader hangs up, and in any case when the response is over.
-        heartbeat: an event without content; None where there is no such thing.
+        heartbeat: makes an event without content, when it is due; None where there is no such thing.
         has_ids: events carry an `id:`.
         last: makes the last event, given the failure if there was one.
     """
 
     frames: AsyncGenerator[bytes]
     on_left: Callable[[], None]
-    heartbeat: bytes | None = None
+    heartbeat: Callable[[], bytes] | None = None
     has_ids: bool = False
     last: Callable[[MulgilError | None], bytes] = lambda error: DONE if error is None else error_frame(error)
 
@@ -140,7 +140,7 @@ class _Line:
             elif self._busy:  # waiting for a reader, who has enough to read
                 await asyncio.sleep(self._silence.ping)
             elif self._heartbeat is not None and self._now() - self._event_at >= self._silence.heartbeat:
-                await self.send(self._heartbeat)
+                await self.send(self._heartbeat())
             else:
                 await self._send({"type": "http.response.body", "body": self._ping, "more_body": True})
                 self._bytes_at = self._now()

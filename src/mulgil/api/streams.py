@@ -1,6 +1,7 @@
 """`/v1/streams`: answers that outlive the line to their reader; `/v1/tickets` and `/stream` for EventSource."""
 
 from collections.abc import AsyncGenerator
+from functools import partial
 
 import orjson
 from fastapi import APIRouter
@@ -102,7 +103,7 @@ def _read(request: Request, kept: KeptStream, streams: KeptStreams, silence: Sil
     events = Events(
         _first_with_retry(frames(generation, asked, offset=offset, with_ids=True)),
         streams.join(kept),
-        heartbeat(generation, asked),
+        partial(heartbeat, generation, asked),
         has_ids=True,
         last=lambda error: _end(kept, error),
     )
