@@ -201,8 +201,10 @@ async def test_a_ticket_opens_its_own_stream_and_nothing_else(shared: Server) ->
 
 async def test_a_ticket_that_is_first_used_too_late_opens_nothing(short: Server) -> None:
     told = await start(short, script(tokens=100, gap=0.02))
-    await asyncio.sleep(0.4)
     async with keyless(short) as page:
+        elsewhere = await page.get("/v1/streams/another", params={"ticket": told["ticket"]})
+        assert elsewhere.status_code == 401, "and that is no use of it"
+        await asyncio.sleep(0.4)
         late = await page.get(told["url"], params={"ticket": told["ticket"]})
     assert (late.status_code, late.json()["error"]["code"]) == (404, "ticket_not_found")
 

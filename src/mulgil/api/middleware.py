@@ -118,6 +118,7 @@ class AuthenticationMiddleware:
         if ticket is None:
             raise TicketNotFoundError("This ticket is wrong, or it is too late for it.")
         if path in TICKET_PATHS or path == f"{STREAM_PATH}{ticket.stream_id}":
+            ticket.used = True
             return ticket
         return None
 

@@ -53,11 +53,10 @@ class Tickets:
         return ticket, use_by
 
     def find(self, ticket: str) -> Ticket | None:
-        """The ticket, if there is such a one and it came in time; it counts as used from here on."""
+        """The ticket, if there is such a one and it came in time. Whoever lets it in marks it as used."""
         found = self._tickets.get(_digest(ticket))
         if found is None or not (found.used or self._now() <= found.use_by):
             return None
-        found.used = True
         return found
 
     def forget(self, stream_id: str) -> None:
