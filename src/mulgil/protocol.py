@@ -1,7 +1,10 @@
 """uvicorn's HTTP with what it lacks: bounds on the head and on every wait, and the envelope for what is no HTTP."""
 
 import asyncio
+import contextlib
+import socket
 from http import HTTPStatus
+from typing import Any
 
 import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -18,7 +21,8 @@ class GatewayProtocol(HttpToolsProtocol):
 
     Attributes:
         request_timeout: seconds from a request's first byte to its last.
-        write_timeout: seconds that a client may leave unread what was sent to it.
+        write_timeout: seconds that a client may leave unread what was sent to it, and after which one that has
+            vanished without a word is noticed, also where nothing is sent to it.
     """
 
     request_timeout = 60.0
@@ -28,6 +32,12 @@ class GatewayProtocol(HttpToolsProtocol):
     _in_head = True
     _reading: asyncio.TimerHandle | None = None
     _writing: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        connection = transport.get_extra_info("socket")
+        if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
+            _notice_when_it_vanishes(connection, self.write_timeout)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -98,6 +108,19 @@ class GatewayProtocol(HttpToolsProtocol):
     def _stop(timer: asyncio.TimerHandle | None) -> None:
         if timer is not None:
             timer.cancel()
+
+
+def _notice_when_it_vanishes(connection: Any, seconds: float) -> None:
+    """Have the system give up a peer that acknowledges nothing, which it would do after a quarter of an hour.
+
+    It is asked whether it is there when nothing was said for half of *seconds*; see tcp(7).
+    """
+    options = {"TCP_USER_TIMEOUT": seconds * 1000, "TCP_KEEPIDLE": seconds / 2, "TCP_KEEPINTVL": seconds / 6}
+    with contextlib.suppress(OSError):  # it has already gone
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in options.items():
+            if hasattr(socket, name):  # not every system has all of them
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), max(1, round(value)))
 
 
 def protocol(*, request_timeout: float, write_timeout: float) -> type[GatewayProtocol]:
