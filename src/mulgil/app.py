@@ -43,6 +43,7 @@ from mulgil.engine.base import Engine
 from mulgil.engine.supervisor import Health, Supervisor
 from mulgil.gateway import Gateway
 from mulgil.kept import KeptStreams
+from mulgil.loop_lag import LoopLag
 from mulgil.rules import body_rules, keep_rules, patience_of
 from mulgil.schemas.chat import ChatCompletion, ChatCompletionRequest
 from mulgil.schemas.completions import Completion, CompletionRequest
@@ -85,6 +86,7 @@ class Mulgil:
     keys: KeyChain
     leases: Leases
     store: GuardedStore
+    lag: LoopLag
 
     @property
     def health(self) -> Health:
@@ -174,7 +176,7 @@ def build(
     )
     tickets = Tickets(ttl=settings.ticket_ttl)
     kept = KeptStreams(gateway, tickets, keep_rules(settings))
-    mulgil = Mulgil(app, supervisor, gateway, kept, embedding, keys, leases, guarded)
+    mulgil = Mulgil(app, supervisor, gateway, kept, embedding, keys, leases, guarded, LoopLag())
     app.state.mulgil = mulgil  # for servers that are only given the application
     described = add_routes(mulgil, settings, tickets)
     if settings.admin_token and keys.store:
@@ -204,6 +206,7 @@ def add_routes(mulgil: Mulgil, settings: Settings, tickets: Tickets) -> list[typ
             lambda: mulgil.health,
             lambda: mulgil.store.available,
             lambda: mulgil.running,
+            mulgil.lag,
             (lambda: embedding.supervisor.health) if embedding else None,
         )
     )
@@ -234,6 +237,7 @@ def add_routes(mulgil: Mulgil, settings: Settings, tickets: Tickets) -> list[typ
 async def running(mulgil: Mulgil) -> AsyncGenerator[None]:
     """The life of a process: what is started is ended in the other order, each part whatever the others do."""
     async with AsyncExitStack() as closings:
+        closings.push_async_callback(mulgil.lag.stop)
         closings.push_async_callback(mulgil.store.close)
         closings.push_async_callback(mulgil.keys.close)
         closings.push_async_callback(mulgil.supervisor.stop)
@@ -242,6 +246,7 @@ async def running(mulgil: Mulgil) -> AsyncGenerator[None]:
         closings.push_async_callback(mulgil.leases.drain)
         closings.push_async_callback(mulgil.drain)
         closings.push_async_callback(mulgil.streams.close)
+        mulgil.lag.start()
         mulgil.supervisor.start()
         if mulgil.embeddings:
             mulgil.embeddings.supervisor.start()

@@ -57,7 +57,7 @@ def check_embeddings_engine_args(settings: Settings) -> None:
     """
     if settings.embeddings_engine_args and settings.engine == "vllm":
         try:
-            importlib.import_module("mulgil.engine.vllm.pooling").VLLMEmbedder(settings)
+            importlib.import_module("mulgil.engine.vllm.pooling").VLLMEmbedder(settings, settings.engine_run_folder)
         except ImportError as error:
             raise ValueError(f"embeddings_engine_args cannot be checked without vLLM: {error}") from error
 
@@ -77,7 +77,7 @@ async def _build_embedder(settings: Settings, after: Callable[[], Awaitable[None
     try:
         # Here and in a thread, as for the chat engine.
         adapter = await asyncio.to_thread(importlib.import_module, "mulgil.engine.vllm.pooling")
-        embedder: Embedder = adapter.VLLMEmbedder(settings)
+        embedder: Embedder = adapter.VLLMEmbedder(settings, settings.engine_run_folder)
     except (ImportError, ValueError) as error:
         raise EngineUnavailableError(f"The embedding model cannot be loaded: {error}") from error
     return embedder

@@ -25,7 +25,7 @@ from mulgil.errors import (
 )
 from mulgil.generation import Generation
 from mulgil.pacing import Pacing
-from mulgil.schemas.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
+from mulgil.schemas.tokenize import MOST_TEXTS, Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 from mulgil.tiers import Priority, Tier, check_model_allowed
 
 log = logging.getLogger(__name__)
@@ -113,7 +113,14 @@ class Gateway:
         self._check_model(request.model or self.models[0], caller, self._tier_of(caller))
         engine = self._engine()
         ids = await engine.tokenize(request)
-        return Tokenized(
+        if request.return_token_strs and len(ids) > MOST_TEXTS:
+            raise InvalidFieldError(
+                f"Invalid 'return_token_strs': there are {len(ids)} tokens; texts are told of at most {MOST_TEXTS}.",
+                param="return_token_strs",
+                code="invalid_value",
+            )
+        # Not validated, which for a million tokens takes long: they are our own.
+        return Tokenized.model_construct(
             count=len(ids),
             max_model_len=engine.max_model_len,
             tokens=ids,

@@ -23,6 +23,7 @@ def body_rules(settings: Settings) -> BodyRules:
     return BodyRules(
         max_bytes=settings.max_body_bytes,
         max_depth=settings.max_json_depth,
+        max_parts=settings.max_json_parts,
         unknown_fields=settings.unknown_fields,
         limits=limits,
     )

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import signal
 import socket
 from collections.abc import Callable
@@ -95,6 +96,7 @@ def serve(
     for number in (signal.SIGINT, signal.SIGTERM):
         # uvicorn raises the signal once more when it has shut down; that must not undo a clean end.
         signal.signal(number, lambda *_: None)
+    gc.freeze()  # what is loaded stays: no garbage collection need look at it again, with all requests waiting
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
         runner.run(run())
     return START_FAILED if failed or not server.started else 0

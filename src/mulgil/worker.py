@@ -1,5 +1,6 @@
 """The worker for gunicorn: the server of `mulgil serve` under gunicorn's watch (deploy/gunicorn.conf.py)."""
 
+import gc
 import sys
 from typing import Any
 
@@ -22,6 +23,7 @@ class GatewayWorker(UvicornWorker):  # type: ignore[misc]  # untyped
         self.config.app = self.wsgi
         server = GatewayServer(self._settings, self.wsgi.state.mulgil, self.config)
         self._install_sigquit_handler()
+        gc.freeze()  # as `serve` does
         await server.serve(sockets=self.sockets)
         if not server.started:
             sys.exit(Arbiter.WORKER_BOOT_ERROR)

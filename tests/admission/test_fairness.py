@@ -15,7 +15,7 @@ steps = st.lists(st.tuples(st.integers(0, 5), st.none() | st.integers(-3, 3)), m
 
 @given(steps)
 def test_the_heap_gives_what_a_sorted_list_gives(changes: list[tuple[int, int | None]]) -> None:
-    heap: KeyedHeap[int] = KeyedHeap()
+    heap: KeyedHeap[int, float] = KeyedHeap()
     plain: dict[int, tuple[int, int]] = {}
     for age, (key, value) in enumerate(changes):
         if value is None:

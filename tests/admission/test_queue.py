@@ -279,11 +279,14 @@ async def test_a_tenant_that_fills_the_room_makes_place_for_others() -> None:
     await settle()
     assert not any(task.done() for task in small)
     assert [task.done() for task in greedy] == [False] + [True] * 9
-    last = asyncio.create_task(queue.enter(demand("one more")))
+    one_more = asyncio.create_task(queue.enter(demand("one more")))
+    await settle()
+    assert isinstance(greedy[0].exception(), OverloadedError), "it has had a turn, and would be the last"
+    last = asyncio.create_task(queue.enter(demand("the last")))
     await settle()
     assert isinstance(last.exception(), OverloadedError), "all others have as little as it would have"
     turn.give_back()
-    await asyncio.gather(*(ended(task) for task in [greedy[0], *small]))
+    await asyncio.gather(*(ended(task) for task in [one_more, *small]))
     await asyncio.gather(*greedy, return_exceptions=True)
     assert nothing_is_left_in(queue)
 

@@ -54,6 +54,8 @@ async def test_a_ready_engine_is_alive_and_ready(shared: Server) -> None:
         assert "retry-after" not in answer.headers
     report = (await shared.client.get("/health")).json()
     assert isinstance(report.pop("since"), int)
+    late = report.pop("loop_lag_ms")
+    assert 0 <= late["last"] <= late["worst"]
     assert report == {
         "status": "ready",
         "reason": "The engine answers.",

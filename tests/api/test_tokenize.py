@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 from harness import MODEL, Server, chat_body, script
 
+from mulgil.schemas.tokenize import MOST_TEXTS
+
 TEXT = "water flows 물길 🌊 <|im_start|>\n\n  x"
 
 
@@ -64,3 +66,16 @@ async def test_a_model_that_is_not_served_or_a_missing_key_is_refused(shared: Se
         assert unknown.json()["error"]["code"] == "model_not_found"
         keyless = await shared.client.post(f"/v1/{path}", json=body, headers={"authorization": ""})
         assert keyless.status_code == 401
+
+
+async def test_texts_are_told_of_so_many_tokens_and_no_more(shared: Server) -> None:
+    told = await tokenized(shared, prompt="a" * MOST_TEXTS, return_token_strs=True)
+    assert len(told["token_strs"]) == MOST_TEXTS
+    longer = {"prompt": "a" * (MOST_TEXTS + 1)}
+    assert (await tokenized(shared, **longer))["count"] == MOST_TEXTS + 1
+    refused = await shared.client.post("/v1/tokenize", json=longer | {"return_token_strs": True})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (422, "return_token_strs")
+    back = await shared.client.post("/v1/detokenize", json={"tokens": told["tokens"]})
+    assert back.json() == {"prompt": "a" * MOST_TEXTS}
+    refused = await shared.client.post("/v1/detokenize", json={"tokens": [70] * (MOST_TEXTS + 1)})
+    assert refused.json()["error"]["code"] == "array_above_max_length"

@@ -242,3 +242,22 @@ async def test_a_shutdown_is_said_and_closes_with_1012() -> None:
                 last = json.loads(await connection.recv())
         assert last["type"] == "error"
         assert connection.close_code == 1012
+
+
+async def test_a_conversation_grows_no_larger_than_one_body_may_be_and_can_begin_anew() -> None:
+    async with serving(settings(max_body_bytes=5_000)) as server, connected(server) as connection:
+        said = 0
+        while (last := (await turn(connection, content=script("word " * 200, text="Yes.")))[-1])["type"] == "done":
+            said += 1
+        assert 2 < said < 5
+        assert last["error"]["code"] == "request_too_large"
+        fresh = [{"role": "user", "content": script(text="Anew.")}]
+        assert (await turn(connection, messages=fresh))[-1]["content"] == "Anew."
+        assert (await turn(connection, content=script(text="On.")))[-1]["content"] == "On."
+
+
+async def test_a_large_message_is_checked_as_any_other(shared: Server) -> None:
+    async with connected(shared) as connection:
+        wrong = await turn(connection, id="large", content=[{"type": "text", "text": "a"}] * 3_000 + [1])
+        assert (wrong[-1]["id"], wrong[-1]["error"]["param"]) == ("large", "messages[0].content[3000]")
+        assert (await turn(connection, content="a " * 40_000))[-1]["error"]["code"] == "context_length_exceeded"

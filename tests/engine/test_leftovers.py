@@ -6,7 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Generator
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import psutil
@@ -111,3 +112,55 @@ async def test_without_an_engine_there_is_no_note(tmp_path: Path) -> None:
     await engine.wait()
     subject.note()
     assert os.listdir(tmp_path) == []
+
+
+# An engine that shares memory, and nobody who would clean up behind it.
+SHARING = """
+import time
+from multiprocessing import resource_tracker, shared_memory
+segment = shared_memory.SharedMemory(create=True, size=4096)
+resource_tracker.unregister(segment._name, "shared_memory")
+print(segment.name, flush=True)
+time.sleep(60)
+"""
+
+
+@asynccontextmanager
+async def sharing() -> AsyncGenerator[tuple[asyncio.subprocess.Process, Path]]:
+    """An engine, and the file of the memory that it shares."""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", SHARING, NAME, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    segment = Path("/dev/shm") / (await process.stdout.readline()).decode().strip()
+    try:
+        yield process, segment
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+        segment.unlink(missing_ok=True)
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="shared memory has no files here; run it on Linux")
+async def test_what_a_killed_engine_shared_is_removed_when_nobody_of_ours_uses_it(tmp_path: Path) -> None:
+    subject = RunFile(tmp_path, name=NAME)
+    async with sharing() as (first, lost), sharing() as (_, used):
+        subject.note()
+        assert lost.exists()
+        first.kill()
+        await first.wait()
+        assert lost.exists(), "nobody else removes it"
+        subject.note()
+        assert not lost.exists()
+        assert used.exists()
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="shared memory has no files here; run it on Linux")
+async def test_what_the_engine_of_a_killed_gateway_shared_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    mine = tmp_path / "psm_mine"
+    mine.touch()
+    async with sharing() as (_, segment):
+        noted = {"gateway": [2**22 - 1, 0.0], "engine": [], "segments": [str(segment), str(mine), "/dev/shm/../x"]}
+        (tmp_path / "gateway-1.json").write_text(json.dumps(noted))
+        RunFile(tmp_path, name=NAME).end_leftovers()
+        assert not segment.exists()
+        assert mine.exists()

@@ -198,3 +198,41 @@ async def test_a_token_id_outside_the_vocabulary_is_refused_with_a_status(
     assert refused.status_code == 422, refused.text
     assert refused.json()["error"]["param"] == next(iter(fields))
     assert (await vllm_server.chat(max_tokens=2)).status_code == 200
+
+
+async def test_the_loop_comes_round_while_many_large_tools_are_prepared(vllm_server: Server) -> None:
+    properties = {f"p{index}": {"type": "string"} for index in range(1_500)}
+    function = {"parameters": {"type": "object", "properties": properties}}
+    tools = [{"type": "function", "function": {"name": f"f{index}"} | function} for index in range(20)]
+    asked = ChatCompletionRequest.model_validate(chat_body(max_tokens=1, tools=tools))
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0.001)
+            ticks += 1
+
+    ticking = asyncio.create_task(tick())
+    await asyncio.sleep(0)
+    try:
+        prepared = await vllm_server.engine.prepare(asked, tenant="t")
+    finally:
+        ticking.cancel()
+    # Some hundred times; not once where it is held.
+    assert ticks > 10
+    last = [snapshot async for snapshot in vllm_server.engine.generate(prepared)][-1]
+    assert last.choices[0].tokens == 1
+
+
+async def test_a_large_conversation_has_the_same_tokens_as_the_same_one_taken_for_small(vllm_server: Server) -> None:
+    # The template of the demo model shows no tools, so they make a request large and its prompt no longer.
+    words = "x" * 40_000
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "description": words}}}
+    messages = [{"role": "user", "content": "Say <|im_end|> twice."}, {"role": "assistant", "content": "물길"}] * 3
+    small = {"model": MODEL, "max_tokens": 1, "messages": [*messages, {"role": "user", "content": "Now."}]}
+    prepared = [
+        await vllm_server.engine.prepare(ChatCompletionRequest.model_validate(body), tenant="t")
+        for body in (small, small | {"tools": [tool]})
+    ]
+    assert prepared[0].prompts[0].token_ids == prepared[1].prompts[0].token_ids

@@ -139,9 +139,9 @@ async def simulated() -> Engine:
     return SimulatedEngine()
 
 
-async def test_an_engine_argument_that_vllm_does_not_have_is_refused() -> None:
+async def test_an_engine_argument_that_vllm_does_not_have_is_refused(tmp_path: Path) -> None:
     from mulgil.engine.vllm.pooling import VLLMEmbedder  # noqa: PLC0415 - imports vLLM
     from mulgil.settings import EmbeddingSettings  # noqa: PLC0415 - beside its user
 
     with pytest.raises(ValueError, match=re.escape("embeddings_engine_args: vLLM has no engine argument named typo")):
-        VLLMEmbedder(EmbeddingSettings(embeddings_model=EMBEDDER, embeddings_engine_args={"typo": 1}))
+        VLLMEmbedder(EmbeddingSettings(embeddings_model=EMBEDDER, embeddings_engine_args={"typo": 1}), tmp_path)

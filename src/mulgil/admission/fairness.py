@@ -49,8 +49,8 @@ class StartTimeOrder(Generic[K]):
 
     def __init__(self) -> None:
         self._flows: dict[K, _Flow] = {}
-        self._starts: KeyedHeap[K] = KeyedHeap()
-        self._idle: KeyedHeap[K] = KeyedHeap()
+        self._starts: KeyedHeap[K, float] = KeyedHeap()
+        self._idle: KeyedHeap[K, float] = KeyedHeap()
         self._v = 0.0
 
     def __len__(self) -> int:
@@ -79,6 +79,10 @@ class StartTimeOrder(Generic[K]):
         """The flow to be served next; None if nobody waits."""
         found = self._starts.first()
         return None if found is None else found[0]
+
+    def start(self, key: K) -> float:
+        """The start tag of what this flow, which waits, is served next."""
+        return self._flows[key].finish
 
     def serve(self, key: K, cost: float) -> None:
         """One of its requests is served, at this cost as far as is known."""

@@ -5,11 +5,12 @@ from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
+V = TypeVar("V", float, tuple[float, float])
 
 _SLACK = 64
 
 
-class KeyedHeap(Generic[K]):
+class KeyedHeap(Generic[K, V]):
     """Knows the key with the smallest value. Every step takes O(log n), amortised.
 
     A value that is replaced stays in the heap, marked by its age as old, until it comes up or until half of
@@ -17,14 +18,14 @@ class KeyedHeap(Generic[K]):
     """
 
     def __init__(self) -> None:
-        self._now: dict[K, tuple[float, int]] = {}
-        self._heap: list[tuple[float, int, K]] = []
+        self._now: dict[K, tuple[V, int]] = {}
+        self._heap: list[tuple[V, int, K]] = []
         self._sets = 0
 
     def __len__(self) -> int:
         return len(self._now)
 
-    def set(self, key: K, value: float) -> None:
+    def set(self, key: K, value: V) -> None:
         """Give *key* this value, whether or not it had one."""
         self._sets += 1  # unique, so that keys are never compared
         self._now[key] = value, self._sets
@@ -43,7 +44,7 @@ class KeyedHeap(Generic[K]):
         self._heap.clear()
         return keys
 
-    def first(self) -> tuple[K, float] | None:
+    def first(self) -> tuple[K, V] | None:
         """The key with the smallest value, and that value; None if there is no key."""
         while self._heap:
             value, age, key = self._heap[0]

@@ -41,23 +41,27 @@ class Demand:
 class _Class:
     """The lines of one class, one for each tenant that waits.
 
-    `lengths` has the longest line first, by weight: its values are negative.
+    `lengths` has the longest line first, by weight, and of equals the one whose turn is farthest: both are negative.
     """
 
     order: StartTimeOrder[str] = field(default_factory=StartTimeOrder)
     lines: dict[str, OrderedDict[Demand, None]] = field(default_factory=dict)
-    lengths: KeyedHeap[str] = field(default_factory=KeyedHeap)
+    lengths: KeyedHeap[str, tuple[float, float]] = field(default_factory=KeyedHeap)
     places: int = 0
 
-    def measure(self, demand: Demand, *, change: int) -> None:
-        """Note that its line has become longer or shorter."""
+    def length(self, tenant: str) -> tuple[float, float]:
+        """Of the tenant's line, as `lengths` has it."""
+        line = self.lines[tenant]
+        return -len(line) / next(iter(line)).weight, -self.order.start(tenant)
+
+    def measure(self, tenant: str, *, change: int = 0) -> None:
+        """Note that its line, or its place in the order, has changed."""
         self.places += change
-        line = self.lines[demand.tenant]
-        if line:
-            self.lengths.set(demand.tenant, -len(line) / demand.weight)
+        if self.lines.get(tenant):
+            self.lengths.set(tenant, self.length(tenant))
         else:
-            del self.lines[demand.tenant]
-            self.lengths.discard(demand.tenant)
+            self.lines.pop(tenant, None)
+            self.lengths.discard(tenant)
 
 
 class WaitingRoom:
@@ -88,16 +92,17 @@ class WaitingRoom:
         """It waits, behind all of its tenant and class."""
         of_class = self._classes[demand.priority]
         of_class.lines.setdefault(demand.tenant, OrderedDict())[demand] = None
-        of_class.measure(demand, change=1)
         of_class.order.join(demand.tenant, demand.weight)
+        of_class.measure(demand.tenant, change=1)
         self._order.join(demand.priority, CLASS_WEIGHTS[demand.priority])
         self._waiting.add(demand)
         self.turns += demand.turns
 
     def remove(self, demand: Demand) -> None:
         """It waits no more."""
-        self._take_out(demand)
-        self._classes[demand.priority].order.leave(demand.tenant)
+        of_class = self._take_out(demand)
+        of_class.order.leave(demand.tenant)
+        of_class.measure(demand.tenant, change=-1)
         self._order.leave(demand.priority)
 
     def first(self) -> Demand | None:
@@ -111,13 +116,16 @@ class WaitingRoom:
 
     def serve(self, demand: Demand, cost: float) -> None:
         """The first one has its turn, at this cost as far as is known."""
-        self._take_out(demand)
-        self._classes[demand.priority].order.serve(demand.tenant, cost)
+        of_class = self._take_out(demand)
+        of_class.order.serve(demand.tenant, cost)
+        of_class.measure(demand.tenant, change=-1)
         self._order.serve(demand.priority, cost)
 
     def end(self, demand: Demand, correction: float) -> None:
         """One that was served has ended, and has cost so much more, or less, than expected."""
-        self._classes[demand.priority].order.end(demand.tenant, correction)
+        of_class = self._classes[demand.priority]
+        of_class.order.end(demand.tenant, correction)
+        of_class.measure(demand.tenant)
         # Expectations are right on the whole, and that is exact enough for a class. Repaid, answers of `batch` that
         # were shorter than expected would bring it before its betters, for as long as their tokens last.
         self._order.end(demand.priority, 0)
@@ -127,7 +135,8 @@ class WaitingRoom:
 
         Places are shared as turns are: the class with the most places for its weight gives one up, and of it
         the last of the longest line, by weight (P. McKenney, "Stochastic Fairness Queueing", INFOCOM 1990,
-        drops from the longest queue likewise). Who would be only as long as the newcomer's own loses nothing.
+        drops from the longest queue likewise). Of lines that are equally long the one gives it up whose turn is
+        farthest, so that nobody holds a place for long while others overtake.
         """
         own = newcomer.priority
         name = max(self._classes, key=lambda one: (self._classes[one].places / CLASS_WEIGHTS[one], one == own))
@@ -135,7 +144,7 @@ class WaitingRoom:
         longest = of_class.lengths.first()
         assert longest is not None, "it has the newcomer's place at least"
         tenant, length = longest
-        if name == own and -len(of_class.lines[newcomer.tenant]) / newcomer.weight <= length:
+        if name == own and of_class.length(newcomer.tenant) <= length:
             tenant = newcomer.tenant
         return next(reversed(of_class.lines[tenant]))
 
@@ -161,9 +170,9 @@ class WaitingRoom:
                 before += min(other_class.places, ceil((before + 1) * shares))
         return before
 
-    def _take_out(self, demand: Demand) -> None:
+    def _take_out(self, demand: Demand) -> _Class:
         of_class = self._classes[demand.priority]
         del of_class.lines[demand.tenant][demand]
-        of_class.measure(demand, change=-1)
         self._waiting.discard(demand)
         self.turns -= demand.turns
+        return of_class

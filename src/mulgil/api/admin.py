@@ -13,7 +13,7 @@ from starlette.responses import Response
 from mulgil.admission.policy import Balance
 from mulgil.admission.store import Account, BudgetStore, StoreError
 from mulgil.api.admin_access import require_admin
-from mulgil.api.body import BodyRules, read_object, validated
+from mulgil.api.body import BodyRules, read_checked, validated
 from mulgil.api.context import context_of
 from mulgil.api.errors import JSONBody
 from mulgil.api.openapi import documented
@@ -69,7 +69,7 @@ def _key_routes(registrar: Registrar, rules: BodyRules) -> APIRouter:
 
     @router.post("/keys", summary="Make a key", openapi_extra=documented(request=CreateKeyRequest, response=IssuedKey))
     async def create_key(request: Request) -> Response:
-        asked = validated(CreateKeyRequest, await read_object(request, rules), rules)
+        asked = await read_checked(request, rules, lambda body: validated(CreateKeyRequest, body, rules))
         return _reply(_issued(await registrar.create(_actor(request), Grant(**asked.given()))))
 
     @router.get("/keys/{key_id}", summary="Show a key", openapi_extra=documented(response=KeyView))
@@ -80,7 +80,7 @@ def _key_routes(registrar: Registrar, rules: BodyRules) -> APIRouter:
         "/keys/{key_id}", summary="Change a key", openapi_extra=documented(request=ChangeKeyRequest, response=KeyView)
     )
     async def change_key(request: Request, key_id: str) -> Response:
-        asked = validated(ChangeKeyRequest, await read_object(request, rules), rules)
+        asked = await read_checked(request, rules, lambda body: validated(ChangeKeyRequest, body, rules))
         return _reply(_view(await registrar.change(_actor(request), key_id, asked.changes())))
 
     @router.post("/keys/{key_id}/disable", summary="Disable a key", openapi_extra=documented(response=KeyView))
@@ -97,7 +97,7 @@ def _key_routes(registrar: Registrar, rules: BodyRules) -> APIRouter:
         openapi_extra=documented(request=RotateKeyRequest, response=IssuedKey),
     )
     async def rotate_key(request: Request, key_id: str) -> Response:
-        asked = validated(RotateKeyRequest, await read_object(request, rules), rules)
+        asked = await read_checked(request, rules, lambda body: validated(RotateKeyRequest, body, rules))
         grace = timedelta(seconds=asked.grace_seconds)
         return _reply(_issued(await registrar.rotate(_actor(request), key_id, grace)))
 

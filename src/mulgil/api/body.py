@@ -2,7 +2,7 @@
 
 import gc
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.message import Message
@@ -13,7 +13,8 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from starlette.requests import ClientDisconnect, Request
 
-from mulgil.api.disconnect import ClientGone
+from mulgil.api.disconnect import ClientGone, unless_gone
+from mulgil.aside import Aside
 from mulgil.errors import (
     InvalidFieldError,
     InvalidJSONError,
@@ -25,9 +26,11 @@ from mulgil.errors import (
 from mulgil.schemas.base import RequestLimits, RequestModel
 
 M = TypeVar("M", bound=RequestModel)
+T = TypeVar("T")
 
 _LONGEST_ECHO = 32
 _LONGEST_CONTENT_TYPE = 256
+_STEP = 64 * 1024
 _NESTING = (dict, list)  # not dict | list, which would be made anew for each of a million values
 
 
@@ -38,28 +41,34 @@ class BodyRules:
     Attributes:
         max_bytes: largest body.
         max_depth: deepest nesting of arrays and objects.
+        max_parts: most arrays, objects and fields of objects.
         unknown_fields: whether an unknown top-level field is ignored or refused.
         limits: bounds of single fields.
+        aside: where bodies that are not small are read and checked.
     """
 
     max_bytes: int
     max_depth: int
+    max_parts: int = 131_072
     unknown_fields: Literal["ignore", "reject"] = "ignore"
     limits: RequestLimits = field(default_factory=RequestLimits)
+    aside: Aside = field(default_factory=Aside)
 
 
-async def read_object(request: Request, rules: BodyRules) -> dict[str, Any]:
-    """The JSON object in the body.
+async def read_checked(request: Request, rules: BodyRules, check: Callable[[dict[str, Any]], T]) -> T:
+    """What *check* makes of the JSON object in the body. Others are served meanwhile, however large it is.
 
     Raises:
         UnsupportedContentTypeError: it is not declared as JSON.
-        RequestTooLargeError: it is larger than the rules allow.
+        RequestTooLargeError: it is larger, or has more parts, than the rules allow.
         InvalidJSONError: it is no JSON object, or nested too deeply.
-        ClientGone: the client left while sending it.
+        ClientGone: the client left while sending it, or before it was checked.
+        MulgilError: *check* refuses it.
     """
     _check_content_type(request.headers.get("content-type", ""))
     raw = await _read(request, rules.max_bytes)
-    return parsed(raw, rules)
+    checking = rules.aside.run(lambda: check(parsed(raw, rules)), size=len(raw))
+    return await unless_gone(request.receive, checking)
 
 
 def validated(model: type[M], body: dict[str, Any], rules: BodyRules) -> M:
@@ -126,13 +135,19 @@ def parsed(raw: bytes, rules: BodyRules) -> dict[str, Any]:
     """The JSON object in *raw*.
 
     Raises:
+        RequestTooLargeError: it has more parts than the rules allow.
         InvalidJSONError: it is none, or nested too deeply.
     """
     with _uncollected():
-        return _parsed(raw, rules.max_depth)
+        return _parsed(raw, rules)
 
 
-def _parsed(raw: bytes, max_depth: int) -> dict[str, Any]:
+def _parsed(raw: bytes, rules: BodyRules) -> dict[str, Any]:
+    # They are all made in one step, in which nothing else runs; texts may have as many brackets as they like.
+    if _marks(raw) > rules.max_parts and _parts(raw) > rules.max_parts:
+        raise RequestTooLargeError(
+            f"The body of the request has more than {rules.max_parts} arrays, objects and fields."
+        )
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
@@ -140,9 +155,24 @@ def _parsed(raw: bytes, max_depth: int) -> dict[str, Any]:
         raise InvalidJSONError(f"We could not parse the JSON body of your request: {error.msg}.") from None
     if not isinstance(body, dict):
         raise InvalidJSONError("The body of the request must be a JSON object.")
-    if raw.count(b"[") + raw.count(b"{") > max_depth and _deeper_than(body, max_depth):
-        raise InvalidJSONError(f"The body of the request is nested more than {max_depth} levels deep.")
+    if _marks(raw) > rules.max_depth and _deeper_than(body, rules.max_depth):
+        raise InvalidJSONError(f"The body of the request is nested more than {rules.max_depth} levels deep.")
     return body
+
+
+def _marks(raw: bytes) -> int:
+    return raw.count(b"[") + raw.count(b"{") + raw.count(b":")
+
+
+def _parts(raw: bytes) -> int:
+    """Arrays, objects and fields in *raw*; where it is no JSON, up to its first fault."""
+    unescaped = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+    count = within = 0
+    for start in range(0, len(unescaped), _STEP):  # in steps, so that other threads get their turn
+        pieces = unescaped[start : start + _STEP].split(b'"')
+        count += _marks(b"".join(pieces[within::2]))
+        within ^= (len(pieces) - 1) % 2
+    return count
 
 
 def _deeper_than(value: Any, most: int) -> bool:

@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mulgil.api.body import BodyRules, read_object, validated
+from mulgil.api.body import BodyRules, read_checked, validated
 from mulgil.api.chat_stream import frames, heartbeat
 from mulgil.api.context import caller_of
 from mulgil.api.disconnect import unless_gone
@@ -70,10 +70,21 @@ async def read_chat(request: Request, rules: BodyRules, *, streamed: bool = Fals
         MulgilError: it cannot be served.
         ClientGone: the client left while sending it.
     """
-    body = await read_object(request, rules)
-    asked = validated(ChatCompletionRequest, body | {"stream": True} if streamed else body, rules)
+    return await read_checked(
+        request, rules, lambda body: checked_chat(body | {"stream": True} if streamed else body, rules)
+    )
+
+
+def checked_chat(body: dict[str, Any], rules: BodyRules) -> ChatCompletionRequest:
+    """*body* as a chat request.
+
+    Raises:
+        MulgilError: it cannot be served.
+    """
+    asked = validated(ChatCompletionRequest, body, rules)
     check_offered(body)
     check_agreement(asked, rules.limits)
+    _ = asked.weight  # known from here on: of many parts it takes a while to add up
     return asked
 
 

@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mulgil.api.body import BodyRules, read_object, validated
+from mulgil.api.body import BodyRules, read_checked, validated
 from mulgil.api.generations import Telling, finite, public_id, reply, usage
 from mulgil.api.openapi import documented
 from mulgil.api.sse import Silence, event
@@ -27,10 +27,7 @@ def routes(gateway: Gateway, rules: BodyRules, silence: Silence) -> APIRouter:
         openapi_extra=documented(request=CompletionRequest, response=Completion, streams=True),
     )
     async def create_completion(request: Request) -> Response:
-        body = await read_object(request, rules)
-        asked = validated(CompletionRequest, body, rules)
-        check_offered(body)
-        check_agreement(asked, rules.limits)
+        asked = await read_checked(request, rules, lambda body: _checked(body, rules))
 
         def completion(generation: Generation, snapshot: Snapshot) -> dict[str, Any]:
             return _completion(generation, snapshot, asked)
@@ -39,6 +36,13 @@ def routes(gateway: Gateway, rules: BodyRules, silence: Silence) -> APIRouter:
         return await reply(request, gateway, asked, telling, silence)
 
     return router
+
+
+def _checked(body: dict[str, Any], rules: BodyRules) -> CompletionRequest:
+    asked = validated(CompletionRequest, body, rules)
+    check_offered(body)
+    check_agreement(asked, rules.limits)
+    return asked
 
 
 def _completion(generation: Generation, snapshot: Snapshot, asked: CompletionRequest) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mulgil.api.body import BodyRules, read_object, validated
+from mulgil.api.body import BodyRules, read_checked, validated
 from mulgil.api.context import caller_of
 from mulgil.api.disconnect import unless_gone
 from mulgil.api.openapi import documented
@@ -32,7 +32,7 @@ def routes(gateway: EmbeddingGateway, rules: BodyRules) -> APIRouter:
         openapi_extra=documented(request=EmbeddingRequest, response=EmbeddingList),
     )
     async def create_embeddings(request: Request) -> Response:
-        asked = validated(EmbeddingRequest, await read_object(request, rules), rules)
+        asked = await read_checked(request, rules, lambda body: validated(EmbeddingRequest, body, rules))
         embedded = await unless_gone(request.receive, gateway.embed(asked, caller_of(request.scope)))
         body = await _written(asked, embedded)
         return Response(body, media_type="application/json", headers=embedded.lease.headers())

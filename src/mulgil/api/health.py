@@ -9,12 +9,14 @@ from starlette.responses import Response
 from mulgil import __version__
 from mulgil.api.errors import JSONBody
 from mulgil.engine.supervisor import Health
+from mulgil.loop_lag import LoopLag
 
 
 def routes(
     health: Callable[[], Health],
     limiter_available: Callable[[], bool],
     running: Callable[[], int],
+    lag: LoopLag,
     embeddings: Callable[[], Health] | None = None,
 ) -> APIRouter:
     """The health routes.
@@ -24,6 +26,7 @@ def routes(
         limiter_available: whether the budget store answers. It does not make the server unready: all
             replicas share it, and would leave the load balancer at once.
         running: requests under way.
+        lag: how late the event loop is.
         embeddings: the embedding engine's state, where there is one. It does not make the server unready:
             chat does not need it.
     """
@@ -61,6 +64,11 @@ def routes(
     @router.get("/health", summary="Readiness and details")
     async def details() -> Response:
         state = health()
-        return report(state.state == "ready", state, version=__version__, running=running())
+        late = {"last": _milliseconds(lag.last), "worst": _milliseconds(lag.worst)}
+        return report(state.state == "ready", state, version=__version__, running=running(), loop_lag_ms=late)
 
     return router
+
+
+def _milliseconds(seconds: float) -> float:
+    return round(seconds * 1_000, 1)

@@ -10,16 +10,23 @@ import orjson
 from fastapi import APIRouter
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from mulgil.api.body import BodyRules, parsed, validated
+from mulgil.api.body import BodyRules, parsed
+from mulgil.api.chat import checked_chat
 from mulgil.api.context import caller_of
 from mulgil.api.errors import envelope
 from mulgil.api.generations import usage
 from mulgil.api.websocket_door import refuse, spoken
 from mulgil.auth.keys import Caller
-from mulgil.errors import InternalServerError, InvalidFieldError, MulgilError, PermissionDeniedError
+from mulgil.errors import (
+    InternalServerError,
+    InvalidFieldError,
+    MulgilError,
+    PermissionDeniedError,
+    RequestTooLargeError,
+)
 from mulgil.gateway import Gateway
 from mulgil.generation import Generation
-from mulgil.schemas.chat import ChatCompletionRequest, check_agreement, check_offered
+from mulgil.schemas.chat import ChatCompletionRequest
 from mulgil.schemas.usage import PromptTokensDetails, Usage
 
 _NORMAL, _RESTARTING, _UNSUPPORTED, _IDLE = 1000, 1012, 1003, 4408
@@ -71,6 +78,7 @@ class _Conversation:
         self._rules = rules
         self._caller: Caller = caller_of(websocket.scope)
         self._history: list[dict[str, Any]] = []
+        self._size = 0
         self._turn: asyncio.Task[None] | None = None
         self._generation: Generation | None = None
         self._cancelled = False
@@ -105,13 +113,14 @@ class _Conversation:
             raise WebSocketDisconnect(_UNSUPPORTED)
         turn: str | None = None
         try:
-            said = parsed(message["text"].encode("utf-8", "surrogatepass"), self._rules)
+            raw = message["text"].encode("utf-8", "surrogatepass")
+            said = await self._rules.aside.run(lambda: parsed(raw, self._rules), size=len(raw))
             turn = said["id"] if isinstance(said.get("id"), str) else None
-            await self._obey(said, turn)
+            await self._obey(said, turn, len(raw))
         except MulgilError as error:
             await self._tell("error", turn, **envelope(error))
 
-    async def _obey(self, said: dict[str, Any], turn: str | None) -> None:
+    async def _obey(self, said: dict[str, Any], turn: str | None, size: int) -> None:
         kind = said.get("type")
         if kind == "ping":
             await self._tell("pong", turn)
@@ -127,22 +136,23 @@ class _Conversation:
         elif self._turn is not None and not self._turn.done():
             raise _invalid("type", "the turn before is not over; wait for its end, or cancel it")
         else:
-            asked = self._asked(said)
+            asked = await self._asked(said, size)
             self._cancelled = False
             self._turn = asyncio.create_task(self._answer(asked, turn))
 
-    def _asked(self, said: dict[str, Any]) -> ChatCompletionRequest:
+    async def _asked(self, said: dict[str, Any], size: int) -> ChatCompletionRequest:
         body = {name: value for name, value in said.items() if name not in ("type", "id", "content")}
         body.setdefault("model", self._gateway.models[0])
         if "messages" not in body:
             body["messages"] = [*self._history, {"role": "user", "content": said.get("content")}]
+            size += self._size
+        if size > self._rules.max_bytes:
+            raise RequestTooLargeError(f"The conversation is larger than {self._rules.max_bytes} bytes.")
         body |= {"stream": True}
-        asked = validated(ChatCompletionRequest, body, self._rules)
-        check_offered(body)
-        check_agreement(asked, self._rules.limits)
+        asked = await self._rules.aside.run(lambda: checked_chat(body, self._rules), size=size)
         if asked.choices > 1:
             raise _invalid("n", "a connection tells one answer at a time")
-        self._history = body["messages"]
+        self._history, self._size = body["messages"], size
         return asked
 
     async def _answer(self, asked: ChatCompletionRequest, turn: str | None) -> None:
@@ -185,10 +195,9 @@ class _Conversation:
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
             for call in choice.tool_calls
         ]
-        self._history = [
-            *self._history,
-            {"role": "assistant", "content": choice.text} | ({"tool_calls": calls} if calls else {}),
-        ]
+        answer = {"role": "assistant", "content": choice.text} | ({"tool_calls": calls} if calls else {})
+        self._history = [*self._history, answer]
+        self._size += len(orjson.dumps(answer))
         await self._tell(
             "done",
             turn,

@@ -1,9 +1,11 @@
-"""Engine processes that outlived their gateway: a killed process cannot end its children, who keep the accelerator."""
+"""What engines leave behind: processes that outlive a killed gateway, and shared memory that outlives a killed core."""
 
+import contextlib
 import json
 import logging
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import psutil
@@ -11,14 +13,17 @@ import psutil
 log = logging.getLogger(__name__)
 
 _OF_VLLM = "VLLM::"
+_SEGMENT = re.compile(r"/dev/shm/(?:psm_|sem\.mp-)\w+")
+"""What Python's shared memory and semaphores are called; see shm_overview(7)."""
 _PATIENCE = 5.0
 
 
 class RunFile:
-    """Notes the engine's processes of this gateway, and ends those of gateways that are gone.
+    """Notes the engine's processes of this gateway and the memory they share, and removes what has no owner any more.
 
     A process is known by its number and the moment when it was started, so that a stranger who has got the
-    number since is never touched; and only what carries vLLM's name is ended.
+    number since is never touched; and only what carries vLLM's name is ended. A segment of memory was seen in
+    such a process, and is removed when none is left that could use it.
 
     Args:
         folder: where the gateways of this machine and user note their processes.
@@ -29,10 +34,12 @@ class RunFile:
         self._folder = folder
         self._name = name
         self._path = folder / f"gateway-{os.getpid()}.json"
+        self._segments: set[str] = set()
 
     def end_leftovers(self) -> int:
         """End what gateways that are gone have left; how many processes that were."""
         ended: list[psutil.Process] = []
+        segments: list[str] = []
         if not self._is_ours():
             return 0
         for path in self._folder.glob("gateway-*.json"):
@@ -44,17 +51,30 @@ class RunFile:
             except (OSError, ValueError, KeyError, TypeError):
                 continue  # half a file, or one that another gateway has just removed
             ended += [process for process in found if process is not None and self._is_engine(process)]
+            segments += [one for one in noted.get("segments", ()) if _SEGMENT.fullmatch(one)]
             path.unlink(missing_ok=True)
         for process in ended:
             log.warning("ending process %d, the engine of a gateway that is gone", process.pid)
             _kill(process)
         psutil.wait_procs(ended, timeout=_PATIENCE)
+        _remove(segments)
         return len(ended)
 
     def note(self) -> None:
-        """Note the engine's processes as they are now; none, no note. A full disk ends no engine."""
+        """Note the engine's processes as they are now; none, no note. A full disk ends no engine.
+
+        Memory that those of before shared, and those of now do not, is removed.
+        """
         me = psutil.Process()
-        noted = {"gateway": _named(me), "engine": [_named(child) for child in self._children(me)]}
+        children = list(self._children(me))
+        used = {segment for child in children for segment in _segments_of(child)}
+        _remove(self._segments - used)
+        self._segments = used
+        noted = {
+            "gateway": _named(me),
+            "engine": [_named(child) for child in children],
+            "segments": sorted(used),
+        }
         temporary = self._path.with_suffix(".tmp")
         try:
             if not noted["engine"]:
@@ -83,6 +103,20 @@ class RunFile:
             return self._name in " ".join(process.cmdline())
         except psutil.Error:
             return False
+
+
+def _segments_of(process: psutil.Process) -> set[str]:
+    """The shared memory that it has mapped; none where the system does not tell."""
+    try:
+        return set(_SEGMENT.findall(Path(f"/proc/{process.pid}/maps").read_text()))
+    except OSError:
+        return set()
+
+
+def _remove(segments: Iterable[str]) -> None:
+    for segment in segments:
+        with contextlib.suppress(OSError):  # its owner has removed it, or it is another user's
+            os.unlink(segment)
 
 
 def _named(process: psutil.Process) -> tuple[int, float]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
+from mulgil.aside import Aside
 from mulgil.engine.base import (
     ChoiceSnapshot,
     Prepared,
@@ -69,6 +70,7 @@ class SimulatedEngine:
         self._capacity = capacity
         self._held = 0
         self._aborts: dict[str, asyncio.Event] = {}
+        self._aside = Aside()
 
     @property
     def max_model_len(self) -> int:
@@ -89,10 +91,14 @@ class SimulatedEngine:
         self._die()
 
     async def prepare(self, request: TextRequest, *, tenant: str, default_max_tokens: int | None = None) -> Prepared:
+        size = request.weight * request.choices
+        return await self._aside.run(lambda: self._prepared(request, default_max_tokens), size=size)
+
+    def _prepared(self, request: TextRequest, default_max_tokens: int | None) -> Prepared:
         _check_token_ids(request)
         script = self._script(request)
         if isinstance(request, ChatCompletionRequest):
-            param, tokenised = "messages", [[t for m in request.messages for t in encode_message(m.text or "")]]
+            param, tokenised = "messages", [_encoded(request)]
         else:
             param, tokenised = "prompt", [_ids_of(prompt) for prompt in request.prompts]
         wanted = longest_answer(request, default_max_tokens, self._default_max_tokens)
@@ -112,15 +118,14 @@ class SimulatedEngine:
         )
 
     async def tokenize(self, request: TokenizeRequest) -> list[int]:
-        if request.messages is None:
-            return encode(request.prompt or "")
-        return [token for message in request.messages for token in encode_message(message.text or "")]
+        chat, prompt = request.chat, request.prompt or ""
+        if chat is None:
+            return await self._aside.run(lambda: encode(prompt), size=len(prompt))
+        return await self._aside.run(lambda: _encoded(chat), size=chat.weight)
 
     async def detokenize(self, token_ids: Sequence[int]) -> list[str]:
         check_vocabulary(token_ids, VOCABULARY, param="tokens")
-        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        texts = [decoder.decode(token_bytes(token)) for token in token_ids]
-        return [*texts[:-1], texts[-1] + decoder.decode(b"", final=True)] if texts else []
+        return await self._aside.run(lambda: _texts_of(token_ids), size=len(token_ids))
 
     async def generate(self, prepared: Prepared) -> AsyncGenerator[Snapshot]:
         work = prepared.payload
@@ -223,6 +228,16 @@ class SimulatedEngine:
 
 def _said(voices: tuple[Voice, ...], *, last: StopCause | None = None) -> Snapshot:
     return Snapshot(tuple(voice.snapshot(last) for voice in voices))
+
+
+def _encoded(request: ChatCompletionRequest) -> list[int]:
+    return [token for message in request.messages for token in encode_message(message.text or "")]
+
+
+def _texts_of(token_ids: Sequence[int]) -> list[str]:
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    texts = [decoder.decode(token_bytes(token)) for token in token_ids]
+    return [*texts[:-1], texts[-1] + decoder.decode(b"", final=True)] if texts else []
 
 
 def _ids_of(prompt: str | list[int]) -> list[int]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from mulgil.aside import Aside
 from mulgil.engine.embedding import PreparedInputs, Vector, check_token_ids, in_order
 from mulgil.engine.load import Load
 from mulgil.errors import (
@@ -34,7 +35,6 @@ _PIECE = re.compile(r"\S{1,8}")
 _BEGIN, _END = 0, 1
 _FEATURES = 4
 _AT_ONCE = 64
-_LONG = 50_000  # characters that are tokenised in less than a frame of time
 
 
 class EmbeddingScript(BaseModel):
@@ -69,6 +69,7 @@ class SimulatedEmbedder:
         self._max_model_len = max_model_len
         self._dead = asyncio.Event()
         self._unfinished = 0
+        self._aside = Aside()
 
     @property
     def max_model_len(self) -> int:
@@ -95,12 +96,12 @@ class SimulatedEmbedder:
                 f"This model's vectors have at most {DIMENSIONS} dimensions, not {request.dimensions}.",
                 param="dimensions",
             )
-        long = sum(len(entry) for entry in request.inputs) > _LONG
-        work = await asyncio.to_thread(self._tokenised, request) if long else self._tokenised(request)
+        size = sum(len(entry) for entry in request.inputs)
+        work = await self._aside.run(lambda: self._tokenised(request), size=size)
         return PreparedInputs(tuple(len(ids) for ids, _ in work), _Work(work, request.dimensions or DIMENSIONS))
 
     async def tokenize(self, text: str, *, special: bool = True) -> list[int]:
-        ids = list(map(_token, _PIECE.findall(text)))
+        ids = await self._aside.run(lambda: _tokens(text), size=len(text))
         return [_BEGIN, *ids, _END] if special else ids
 
     async def embed(self, prepared: PreparedInputs) -> list[Vector]:
@@ -110,8 +111,9 @@ class SimulatedEmbedder:
         async def one(_: int, item: tuple[list[int], EmbeddingScript]) -> Vector:
             ids, script = item
             await self._obey(script)
-            return _vector(ids, work.dimensions)
+            return await self._aside.run(lambda: _vector(ids, work.dimensions), size=size)
 
+        size = prepared.prompt_tokens * _FEATURES
         self._unfinished += 1
         try:
             return await in_order(one, work.inputs, at_once=_AT_ONCE)
@@ -129,13 +131,10 @@ class SimulatedEmbedder:
         return [self._one_tokenised(entry, request.path(index)) for index, entry in enumerate(request.inputs)]
 
     def _one_tokenised(self, entry: str | list[int], path: str) -> tuple[list[int], EmbeddingScript]:
-        pieces = _PIECE.findall(entry) if isinstance(entry, str) else entry
-        count = len(pieces) + 2 if isinstance(entry, str) else len(pieces)
-        if count > self._max_model_len:
-            raise ContextLengthError(limit=self._max_model_len, prompt_tokens=count, param=path)
-        if not isinstance(entry, str):
-            return entry, EmbeddingScript()
-        return [_BEGIN, *map(_token, pieces), _END], _script(entry, path)
+        ids = entry if isinstance(entry, list) else [_BEGIN, *_tokens(entry), _END]
+        if len(ids) > self._max_model_len:
+            raise ContextLengthError(limit=self._max_model_len, prompt_tokens=len(ids), param=path)
+        return ids, EmbeddingScript() if isinstance(entry, list) else _script(entry, path)
 
     async def _obey(self, script: EmbeddingScript) -> None:
         if script.die:
@@ -165,8 +164,8 @@ def _script(text: str, path: str) -> EmbeddingScript:
         ) from None
 
 
-def _token(piece: str) -> int:
-    return _END + 1 + zlib.crc32(piece.encode()) % (VOCABULARY - _END - 1)
+def _tokens(text: str) -> list[int]:
+    return [_END + 1 + zlib.crc32(found[0].encode()) % (VOCABULARY - _END - 1) for found in _PIECE.finditer(text)]
 
 
 def _vector(ids: Iterable[int], dimensions: int) -> Vector:

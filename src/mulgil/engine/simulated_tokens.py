@@ -23,7 +23,8 @@ VOCABULARY = _FORMATTING + 1
 def encode(text: str) -> list[int]:
     """The token ids of *text*."""
     ids: list[int] = []
-    for piece in re.findall(r"\s+|\S+", text):
+    for found in re.finditer(r"\s+|\S+", text):
+        piece = found[0]
         known = _IDS.get(piece)
         ids += piece.encode() if known is None else (known,)
     return ids

@@ -1,7 +1,9 @@
 """`POST /v1/chat/completions`: request and response."""
 
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
+import orjson
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
@@ -103,6 +105,12 @@ class ChatCompletionRequest(SamplingFields, ToolFields):
                 "too_long", {"field_type": "List", "max_length": most, "actual_length": len(value)}
             )
         return value
+
+    @cached_property
+    def weight(self) -> int:
+        """How much there is to render, tokenise and constrain, roughly in characters."""
+        schemas = sum(len(orjson.dumps(one.parameters)) for one in self.offered if one.parameters)
+        return schemas + sum(message.weight for message in self.messages)
 
     @property
     def output_tokens(self) -> int | None:

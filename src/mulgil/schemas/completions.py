@@ -1,5 +1,6 @@
 """`POST /v1/completions`: request and response."""
 
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
@@ -68,6 +69,11 @@ class CompletionRequest(SamplingFields):
         if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
             return [self.prompt]
         return list(self.prompt)
+
+    @cached_property
+    def weight(self) -> int:
+        """How much there is to tokenise, in characters, and in token ids that are given."""
+        return sum(len(prompt) for prompt in self.prompts)
 
     @property
     def output_tokens(self) -> int | None:

@@ -7,6 +7,8 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from mulgil.errors import InvalidFieldError, UnsupportedValueError
 from mulgil.schemas.base import Listed, RequestModel, missing
 
+_OF_ITSELF = 16  # what a message, a part or a call costs, in characters, even if it is empty
+
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
@@ -81,6 +83,14 @@ class ChatMessage(RequestModel):
         if self.content is None or isinstance(self.content, str):
             return self.content if self.content is not None else self.refusal
         return "".join((part.text if part.type == "text" else part.refusal) or "" for part in self.content)
+
+    @property
+    def weight(self) -> int:
+        """How much there is to render and tokenise, roughly in characters."""
+        parts = [self.content] if isinstance(self.content, str) else [part.text for part in self.content or ()]
+        calls = [call.function.arguments for call in self.tool_calls or ()]
+        texts = (*parts, self.refusal, self.reasoning_content, *calls)
+        return sum(_OF_ITSELF + len(text or "") for text in texts)
 
 
 def check_messages(messages: list[ChatMessage]) -> None:

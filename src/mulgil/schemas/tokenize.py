@@ -1,9 +1,9 @@
 """`POST /v1/tokenize` and `POST /v1/detokenize`, as vLLM has them."""
 
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from mulgil.schemas.base import Listed, RequestModel, ResponseModel
 from mulgil.schemas.chat import ChatCompletionRequest
@@ -11,6 +11,8 @@ from mulgil.schemas.messages import ChatMessage
 from mulgil.schemas.tools import ToolFields
 
 _LARGEST_ID = 2**31 - 1
+MOST_TEXTS = 2**18
+"""Most tokens of which the texts are told: more than nearly every context has, and each of them takes its time."""
 
 
 class TokenizeRequest(ToolFields):
@@ -55,6 +57,16 @@ class DetokenizeRequest(RequestModel):
 
     model: str | None = Field(default=None, min_length=1)
     tokens: Listed[Annotated[int, Field(ge=0, le=_LARGEST_ID)]]
+
+    @field_validator("tokens", mode="before")
+    @classmethod
+    def _not_too_many(cls, value: Any) -> Any:
+        # Before the entries are looked at: pydantic counts a list only afterwards.
+        if isinstance(value, list) and len(value) > MOST_TEXTS:
+            raise PydanticKnownError(
+                "too_long", {"field_type": "List", "max_length": MOST_TEXTS, "actual_length": len(value)}
+            )
+        return value
 
 
 class Detokenized(ResponseModel):

@@ -157,7 +157,8 @@ class ServerSettings(_Group):
     request_timeout: float = Field(default=60.0, gt=0)
     """Seconds from the first byte of a request to its last."""
     write_timeout: float = Field(default=60.0, gt=0)
-    """Seconds that a client may leave unread what was sent to it, before its connection is closed."""
+    """Seconds that a client may leave unread what was sent to it, before its connection is closed; one that has
+    vanished without a word is noticed as soon."""
     ping_interval: float = Field(default=15.0, gt=0)
     """Seconds of silence after which a stream has a comment line, so that no proxy takes it for dead."""
     heartbeat_interval: float = Field(default=60.0, gt=0)
@@ -182,9 +183,11 @@ class ServerSettings(_Group):
     chat_page: bool = True
     """Whether `/` is a page to chat on. It asks for the key, which stays in the browser's tab."""
     max_body_bytes: int = Field(default=2 * 1024 * 1024, ge=1_024)
-    """Largest request body."""
+    """Largest request body. What is larger than the default may hold up other requests for more than 50 ms."""
     max_json_depth: int = Field(default=64, ge=4, le=512)
     """Deepest nesting of a request body."""
+    max_json_parts: int = Field(default=131_072, ge=1_024)
+    """Most arrays, objects and fields of objects in a request body."""
     max_output_tokens: int = Field(default=32_768, ge=1)
     """Largest `max_tokens` that a request may ask for."""
     max_choices: int = Field(default=16, ge=1, le=128)

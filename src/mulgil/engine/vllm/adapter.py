@@ -1,15 +1,10 @@
 """vLLM's `AsyncLLM` behind the engine port."""
 
-import asyncio
 import dataclasses
-import logging
 import os
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
-
-os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # fork would copy our sockets and threads
-os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 from vllm import AsyncEngineArgs
 from vllm.config import StructuredOutputsConfig
@@ -22,20 +17,14 @@ from mulgil.engine.base import ChoiceSnapshot, Prepared, Prompt, Snapshot, TextR
 from mulgil.engine.leftovers import RunFile
 from mulgil.engine.load import UNBOUNDED, Capacity, Load
 from mulgil.engine.vllm.errors import translated, unavailable
+from mulgil.engine.vllm.hosting import SHUTDOWN_TIMEOUT, HostedLLM
 from mulgil.engine.vllm.parsing import AnswerParsers
 from mulgil.engine.vllm.prompts import PromptRenderer
 from mulgil.engine.vllm.stats import SchedulerView
 from mulgil.engine.vllm.strand import Strand, outputs_of
-from mulgil.errors import EngineUnavailableError
 from mulgil.schemas.chat import ChatCompletionRequest
 from mulgil.schemas.tokenize import TokenizeRequest
 from mulgil.settings import EngineSettings
-
-log = logging.getLogger(__name__)
-
-_SHUTDOWN_TIMEOUT = 10
-_CHECK_TIMEOUT = 5.0
-_NOTE_INTERVAL = 1.0
 
 
 class VLLMEngine:
@@ -50,9 +39,7 @@ class VLLMEngine:
         self._args = _engine_args(settings)
         self._running: dict[str, list[str]] = {}
         self._made = 0
-        self._runs = RunFile(settings.engine_run_folder)
-        self._building: asyncio.Task[Any] | None = None
-        self._llm: Any = None
+        self._hosted = HostedLLM(self._build, RunFile(settings.engine_run_folder), what="the engine")
         self._prompts: PromptRenderer
         self._parsers: AnswerParsers
         self._sampling_defaults: dict[str, Any] = {}
@@ -60,31 +47,23 @@ class VLLMEngine:
         self._capacity = UNBOUNDED
 
     @property
+    def _llm(self) -> Any:
+        return self._hosted.llm
+
+    @property
     def max_model_len(self) -> int:
         return int(self._llm.model_config.max_model_len)
 
     @property
     def dead(self) -> bool:
-        return self._llm is not None and bool(self._llm.errored)
+        return self._hosted.dead
 
     @property
     def progress(self) -> int | None:
         return self._made if self._running else None
 
     async def start(self) -> None:
-        await asyncio.to_thread(self._runs.end_leftovers)
-        self._building = asyncio.create_task(asyncio.to_thread(self._build))
-        try:
-            # Waited for, not awaited: a thread cannot be cancelled, and what it builds must be found by stop().
-            while not self._building.done():
-                await asyncio.wait({self._building}, timeout=_NOTE_INTERVAL)
-                await asyncio.to_thread(self._runs.note)
-            self._llm = self._building.result()
-        except Exception as error:
-            log.exception("vLLM could not start")
-            raise EngineUnavailableError(f"vLLM could not start: {error}") from error
-        # It starts with the first request otherwise, and until then a dead core goes unnoticed.
-        self._llm._run_output_handler()  # noqa: SLF001 - there is no public way
+        await self._hosted.start()
 
     def _build(self) -> Any:
         template = load_chat_template(self._settings.chat_template)
@@ -98,9 +77,10 @@ class VLLMEngine:
         )
         try:
             self._prompts = PromptRenderer(llm, template)
+            self._prompts.warm_up()
             self._parsers = AnswerParsers(llm, self._settings)
         except Exception:
-            llm.shutdown(_SHUTDOWN_TIMEOUT)
+            llm.shutdown(SHUTDOWN_TIMEOUT)
             raise
         self._sampling_defaults = llm.model_config.get_diff_sampling_param()
         self._sampling_defaults.pop("max_tokens", None)  # always set by prepare()
@@ -108,21 +88,10 @@ class VLLMEngine:
         return llm
 
     async def stop(self) -> None:
-        if self._building is None:
-            return
-        building, self._building, self._llm = self._building, None, None
-        await asyncio.wait([building])
-        if building.cancelled() or building.exception() is not None:
-            return
-        llm = building.result()
-        if not llm.errored:
-            # shutdown() leaves whoever still waits for output waiting for ever.
-            await llm.abort([one for ids in self._running.values() for one in ids])
-        await asyncio.to_thread(llm.shutdown, _SHUTDOWN_TIMEOUT)
-        await asyncio.to_thread(self._runs.note)
+        await self._hosted.stop(one for ids in self._running.values() for one in ids)
 
     async def prepare(self, request: TextRequest, *, tenant: str, default_max_tokens: int | None = None) -> Prepared:
-        self._living()
+        self._hosted.living()
         self._prompts.check_ids(request)
         prepared_id = f"mg-{secrets.token_hex(12)}"
         with translated():
@@ -151,19 +120,19 @@ class VLLMEngine:
         )
 
     async def tokenize(self, request: TokenizeRequest) -> list[int]:
-        self._living()
+        self._hosted.living()
         with translated():
             return await self._prompts.encode(request)
 
     async def detokenize(self, token_ids: Sequence[int]) -> list[str]:
-        self._living()
+        self._hosted.living()
         with translated():
             return await self._prompts.decode(token_ids)
 
     async def generate(self, prepared: Prepared) -> AsyncGenerator[Snapshot]:
         strands = prepared.payload
         assert isinstance(strands, list), "prepared by another engine"
-        llm, collectors, finished = self._living(), [], False
+        llm, collectors, finished = self._hosted.living(), [], False
         choices = [ChoiceSnapshot()] * prepared.width
         cached = [0] * len(strands)
         self._running[prepared.id] = [strand.id for strand in strands]
@@ -196,14 +165,7 @@ class VLLMEngine:
             await self._llm.abort(ids)
 
     async def check(self) -> None:
-        llm = self._living()
-        try:
-            # The flag alone cannot see a hung core, and the future of a dead one never resolves.
-            await asyncio.wait_for(llm.is_paused(), _CHECK_TIMEOUT)
-        except TimeoutError:
-            raise EngineUnavailableError(f"The engine did not answer for {_CHECK_TIMEOUT:.0f} s.") from None
-        except Exception as error:
-            raise unavailable(error) from error
+        await self._hosted.check()
 
     def load(self) -> Load:
         if self._llm is None:
@@ -214,11 +176,6 @@ class VLLMEngine:
             kv_usage=self._scheduler.kv_usage,
             capacity=self._capacity,
         )
-
-    def _living(self) -> Any:
-        if self._llm is None or self._llm.errored:
-            raise EngineUnavailableError("The engine is not running.", retry_after=5.0)
-        return self._llm
 
 
 def _capacity(config: Any) -> Capacity:
@@ -236,7 +193,7 @@ def _engine_args(settings: EngineSettings) -> dict[str, Any]:
         "scheduling_policy": "priority",
         # With "auto" the first structured request of the engine's life picks the backend for all.
         "structured_outputs_config": StructuredOutputsConfig(backend="xgrammar"),
-        "shutdown_timeout": _SHUTDOWN_TIMEOUT,
+        "shutdown_timeout": SHUTDOWN_TIMEOUT,
         **settings.for_vllm(),
     }
     if current_platform.is_cpu():

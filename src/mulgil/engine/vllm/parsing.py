@@ -5,6 +5,7 @@ from typing import Any
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest as ParserRequest
 from vllm.parser import ParserManager
 
+from mulgil.aside import Aside
 from mulgil.engine.base import TextRequest
 from mulgil.engine.vllm.outputs import Fold, ParserFold
 from mulgil.engine.vllm.sampling import structured_outputs
@@ -29,6 +30,7 @@ class AnswerParsers:
         self._tokenizer = llm.renderer.tokenizer
         self._calls = settings.tool_call_parser is not None
         self._reasons = settings.reasoning_parser is not None
+        self._aside = Aside()
         self._strict: Any
         self._lenient: Any
         # "parameter": arguments keep to their schema although no client asked for it, as far as it can be enforced.
@@ -57,7 +59,7 @@ class AnswerParsers:
                 param="tools",
             )
 
-    def adjusted(self, request: TextRequest, *, strict: bool) -> Any:
+    async def adjusted(self, request: TextRequest, *, strict: bool) -> Any:
         """vLLM's request with the constraint that its parser wants; None where nothing is to be parsed.
 
         Args:
@@ -67,8 +69,7 @@ class AnswerParsers:
         if not self._parses(request):
             return None
         assert isinstance(request, ChatCompletionRequest)
-        ours = _parser_request(request)
-        return self._made(self._strict if strict else self._lenient, ours.tools, request).adjust_request(ours)
+        return await self._aside.run(lambda: self._adjusted(request, strict=strict), size=request.weight)
 
     def may_be_lenient(self, request: TextRequest) -> bool:
         """A schema that cannot be enforced is no reason to refuse tools that nobody called strict."""
@@ -96,6 +97,10 @@ class AnswerParsers:
             )
             for _ in range(request.choices)
         ]
+
+    def _adjusted(self, request: ChatCompletionRequest, *, strict: bool) -> Any:
+        ours = _parser_request(request)
+        return self._made(self._strict if strict else self._lenient, ours.tools, request).adjust_request(ours)
 
     def _made(self, parser: Any, tools: Any, request: ChatCompletionRequest) -> Any:
         options = request.chat_template_kwargs or {}

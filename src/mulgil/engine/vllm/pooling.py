@@ -7,17 +7,12 @@ What is not obvious here was found by running 0.32.0:
 - An aborted request ends as a finished one, with an empty vector.
 """
 
-import asyncio
 import dataclasses
-import logging
-import os
 import secrets
 from array import array
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # fork would copy our sockets and threads
-os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 from vllm import AsyncEngineArgs, PoolingParams
 from vllm.exceptions import VLLMValidationError
@@ -26,8 +21,10 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from mulgil.engine.embedding import PreparedInputs, Vector, check_token_ids, in_order
+from mulgil.engine.leftovers import RunFile
 from mulgil.engine.load import Load
-from mulgil.engine.vllm.errors import translated, unavailable
+from mulgil.engine.vllm.errors import translated
+from mulgil.engine.vllm.hosting import SHUTDOWN_TIMEOUT, HostedLLM
 from mulgil.errors import (
     ContextLengthError,
     EngineUnavailableError,
@@ -37,12 +34,8 @@ from mulgil.errors import (
 from mulgil.schemas.embedding import EmbeddingRequest
 from mulgil.settings import EmbeddingSettings
 
-log = logging.getLogger(__name__)
-
 _AT_ONCE = 64
 _CPU_CACHE = 2**30
-_SHUTDOWN_TIMEOUT = 10
-_CHECK_TIMEOUT = 5.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,57 +47,42 @@ class _Work:
 class VLLMEmbedder:
     """Implements `Embedder` on an `AsyncLLM` of this process.
 
+    Args:
+        settings: of the model.
+        run_folder: where its processes are noted.
+
     Raises:
         ValueError: `embeddings_engine_args` names something that `AsyncEngineArgs` does not have.
     """
 
-    def __init__(self, settings: EmbeddingSettings) -> None:
+    def __init__(self, settings: EmbeddingSettings, run_folder: Path) -> None:
         self._args = _engine_args(settings)
         self._running: set[str] = set()
-        self._building: asyncio.Task[Any] | None = None
-        self._llm: Any = None
+        self._hosted = HostedLLM(self._build, RunFile(run_folder), what="the embedding engine")
 
     @property
     def max_model_len(self) -> int:
-        return int(self._living().model_config.max_model_len)
+        return int(self._hosted.living().model_config.max_model_len)
 
     @property
     def dead(self) -> bool:
-        return self._llm is not None and bool(self._llm.errored)
+        return self._hosted.dead
 
     @property
     def progress(self) -> int | None:
         return None  # a request is too short to stall
 
     async def start(self) -> None:
-        self._building = asyncio.create_task(asyncio.to_thread(self._build))
-        try:
-            # Shielded: a thread cannot be cancelled, and what it builds must be found by stop().
-            self._llm = await asyncio.shield(self._building)
-        except Exception as error:
-            log.exception("vLLM could not start the embedding model")
-            raise EngineUnavailableError(f"vLLM could not start the embedding model: {error}") from error
-        # It starts with the first request otherwise, and until then a dead core goes unnoticed.
-        self._llm._run_output_handler()  # noqa: SLF001 - there is no public way
+        await self._hosted.start()
 
     def _build(self) -> Any:
         return AsyncLLM.from_engine_args(AsyncEngineArgs(**self._args), usage_context=UsageContext.OPENAI_API_SERVER)
 
     async def stop(self) -> None:
-        if self._building is None:
-            return
-        building, self._building, self._llm = self._building, None, None
-        await asyncio.wait([building])
-        if building.cancelled() or building.exception() is not None:
-            return
-        llm = building.result()
-        if not llm.errored:
-            # shutdown() leaves whoever still waits for output waiting for ever.
-            await llm.abort(list(self._running))
-        await asyncio.to_thread(llm.shutdown, _SHUTDOWN_TIMEOUT)
+        await self._hosted.stop(self._running)
 
     async def prepare(self, request: EmbeddingRequest) -> PreparedInputs:
-        llm = self._living()
+        llm = self._hosted.living()
         check_token_ids(request, llm.model_config.get_vocab_size())
         _check_dimensions(request, llm.model_config)
 
@@ -116,7 +94,7 @@ class VLLMEmbedder:
         return PreparedInputs(counts, _Work(engine_inputs, request.dimensions))
 
     async def tokenize(self, text: str, *, special: bool = True) -> list[int]:
-        renderer = self._living().renderer
+        renderer = self._hosted.living().renderer
         usual = renderer.default_cmpl_tok_params
         params = dataclasses.replace(usual, max_total_tokens=None, add_special_tokens=special)
         with translated():
@@ -124,7 +102,7 @@ class VLLMEmbedder:
         return list(engine_input["prompt_token_ids"])
 
     async def embed(self, prepared: PreparedInputs) -> list[Vector]:
-        work, llm = prepared.payload, self._living()
+        work, llm = prepared.payload, self._hosted.living()
         assert isinstance(work, _Work), "prepared by another embedder"
 
         async def encoded(_: int, engine_input: dict[str, Any]) -> Vector:
@@ -148,22 +126,11 @@ class VLLMEmbedder:
         return vector
 
     async def check(self) -> None:
-        llm = self._living()
-        try:
-            # The flag alone cannot see a hung core, and the future of a dead one never resolves.
-            await asyncio.wait_for(llm.is_paused(), _CHECK_TIMEOUT)
-        except TimeoutError:
-            raise EngineUnavailableError(f"The engine did not answer for {_CHECK_TIMEOUT:.0f} s.") from None
-        except Exception as error:
-            raise unavailable(error) from error
+        await self._hosted.check()
 
     def load(self) -> Load:
-        return Load(unfinished=self._llm.get_num_unfinished_requests() if self._llm is not None else 0)
-
-    def _living(self) -> Any:
-        if self._llm is None or self._llm.errored:
-            raise EngineUnavailableError("The embedding engine is not running.", retry_after=5.0)
-        return self._llm
+        llm = self._hosted.llm
+        return Load(unfinished=llm.get_num_unfinished_requests() if llm is not None else 0)
 
 
 async def _rendered(llm: Any, entry: str | list[int], path: str) -> dict[str, Any]:
@@ -210,7 +177,7 @@ def _engine_args(settings: EmbeddingSettings) -> dict[str, Any]:
         "disable_log_stats": True,
         # How fast a text is embedded must not tell whether another tenant has sent it before.
         "enable_prefix_caching": False,
-        "shutdown_timeout": _SHUTDOWN_TIMEOUT,
+        "shutdown_timeout": SHUTDOWN_TIMEOUT,
     }
     if current_platform.is_cpu():
         args["enforce_eager"] = True  # as for the chat engine: compiled, 0.32's CPU build computes wrongly

@@ -12,6 +12,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.inputs import tokens_input
 from vllm.renderers import ChatParams, TokenizeParams
 
+from mulgil.aside import Aside
 from mulgil.engine.base import TextRequest, check_vocabulary
 from mulgil.errors import ContextLengthError, InvalidFieldError
 from mulgil.schemas.chat import ChatCompletionRequest
@@ -35,6 +36,7 @@ class PromptRenderer:
         self._llm = llm
         self._template = template
         self._salt = secrets.token_bytes(16)
+        self._aside = Aside()
         self.tokenizer: Any = llm.renderer.tokenizer
         self._vocabulary = int(llm.model_config.get_vocab_size())
         # Runs of blanks are tokens of some vocabularies; they control nothing.
@@ -42,6 +44,10 @@ class PromptRenderer:
         self._control = _any_of(control)
         # Templates look for tags like </think> in what the model said earlier. No turn ends with one.
         self._control_of_assistants = _any_of([token for token in control if not _TAG.fullmatch(token)])
+
+    def warm_up(self) -> None:
+        """Render one conversation, so that the first request need not wait until the template is compiled."""
+        self._llm.renderer.warmup(ChatParams(chat_template=self._template, chat_template_kwargs=_TEMPLATE_OPTIONS))
 
     @property
     def _limit(self) -> int:
@@ -58,21 +64,9 @@ class PromptRenderer:
             VLLMValidationError: the template refuses the conversation.
         """
         mark = f"\ue000{secrets.token_hex(8)}\ue001"
-        messages = [self._for_template(message) for message in request.messages]
-        options = self._options(request)
-        guarded = [
-            _guarded(message, self._control_of_assistants if message["role"] == "assistant" else self._control, mark)
-            for message in messages
-        ]
-        guarded_options = _guarded(options, self._control, mark)
-        forged = guarded != messages or guarded_options != options
+        messages, options, forged = await self._aside.run(lambda: self._marked(request, mark), size=request.weight)
         try:
-            _, (rendered,) = await self._llm.renderer.render_chat_async(
-                [guarded],
-                ChatParams(chat_template=self._template, chat_template_kwargs={**guarded_options, **_TEMPLATE_OPTIONS}),
-                TokenizeParams(max_total_tokens=self._limit, add_special_tokens=False),
-                prompt_extras={"cache_salt": self._cache_salt(tenant)},
-            )
+            rendered = await self._rendered(messages, options, tenant=tenant, size=request.weight)
         except VLLMValidationError as error:
             raise self._overflow(error, "messages") from error
         if forged:
@@ -150,6 +144,35 @@ class PromptRenderer:
                 texts.append(text)
                 begin = end
         return texts
+
+    def _marked(self, request: ChatCompletionRequest, mark: str) -> tuple[list[dict[str, Any]], dict[str, Any], bool]:
+        """The messages and the options for the template, and whether *mark* had to be put into them."""
+        messages = [self._for_template(message) for message in request.messages]
+        options = self._options(request)
+        marked = [
+            _guarded(message, self._control_of_assistants if message["role"] == "assistant" else self._control, mark)
+            for message in messages
+        ]
+        marked_options = _guarded(options, self._control, mark)
+        return marked, marked_options, marked != messages or marked_options != options
+
+    async def _rendered(
+        self, messages: list[dict[str, Any]], options: dict[str, Any], *, tenant: str, size: int
+    ) -> Any:
+        renderer = self._llm.renderer
+        asked = (
+            [messages],
+            ChatParams(chat_template=self._template, chat_template_kwargs={**options, **_TEMPLATE_OPTIONS}),
+            TokenizeParams(max_total_tokens=self._limit, add_special_tokens=False),
+        )
+        extras = {"cache_salt": self._cache_salt(tenant)}
+        if self._aside.takes(size):
+            # Only parts of the other way leave the event loop.
+            render = partial(renderer.render_chat, *asked, prompt_extras=extras)
+            _, (rendered,) = await self._aside.run(render, size=size)
+        else:
+            _, (rendered,) = await renderer.render_chat_async(*asked, prompt_extras=extras)
+        return rendered
 
     def _options(self, request: ChatCompletionRequest) -> dict[str, Any]:
         options: dict[str, Any] = dict(request.chat_template_kwargs or {})

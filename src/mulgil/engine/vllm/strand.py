@@ -53,13 +53,13 @@ class Strand:
         Raises:
             VLLMValidationError: vLLM would refuse the request.
         """
-        adjusted = parsers.adjusted(self._request, strict=True)
+        adjusted = await parsers.adjusted(self._request, strict=True)
         try:
             await self._verify(llm, adjusted, defaults)
         except InvalidSchemaError:
             if not parsers.may_be_lenient(self._request):
                 raise
-            adjusted = parsers.adjusted(self._request, strict=False)
+            adjusted = await parsers.adjusted(self._request, strict=False)
             await self._verify(llm, adjusted, defaults)
         self._folds = parsers.folds(self._request, adjusted, self.prompt_token_ids)
         if self._request.asked_logprobs is not None:
@@ -91,6 +91,8 @@ class Strand:
 
     async def submit(self, llm: Any, *, priority: int) -> Any:
         """Hand it to vLLM, the lower the priority the earlier; the collector of its outputs."""
+        # It is verified. vLLM would do it once more, on the event loop: for many large tools that takes seconds.
+        self._params.verify = _verified
         # Not generate(): that tells nothing between "accepted" and the first token.
         return await llm.add_request(self.id, self._input, self._params, priority=priority)
 
@@ -116,6 +118,10 @@ class Strand:
         if self._echo and fold.empty and output.prompt_logprobs:
             fold.begin_with(self.prompt_token_ids, output.prompt_logprobs, self._echo)
         return fold(() if self._scores_only else choice.token_ids, choice.logprobs or ())
+
+
+def _verified(*_: Any) -> None:
+    """What `SamplingParams.verify` is for parameters that have passed it."""
 
 
 def _without_the_cut_off(snapshot: ChoiceSnapshot) -> ChoiceSnapshot:
