@@ -1,17 +1,14 @@
 """A deploy: one of two gateways behind nginx is told to end while 200 streams run."""
 
 import asyncio
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx2
+from gatewayprocess import gateway_process
 from harness import KEY, UNLIMITED, chat_body, events, eventually, script, serving, settings
 from nginxserver import nginx
 from pydantic import SecretStr
@@ -23,33 +20,15 @@ STREAMS = 200
 MANY = 1_000
 
 
-def start(store: str, log: Path) -> subprocess.Popen[bytes]:
-    """A gateway process on the simulated engine."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("MULGIL_")} | {
-        "MULGIL_API_KEYS": KEY,
-        "MULGIL_CONFIG": str(UNLIMITED),
-        "MULGIL_REDIS_URL": store,
-        "MULGIL_MAX_CONCURRENT_REQUESTS": str(MANY),
-        "MULGIL_DRAIN_DELAY": "1",
-        "MULGIL_SHUTDOWN_GRACE": "3",
+def told_to_drain(store: str) -> dict[str, Any]:
+    """Settings of a gateway that notices its end in time."""
+    return {
+        "config": UNLIMITED,
+        "redis_url": store,
+        "max_concurrent_requests": MANY,
+        "drain_delay": 1,
+        "shutdown_grace": 3,
     }
-    command = [sys.executable, "-m", "mulgil", "serve", "--engine=simulated", "--model=demo", "--port=0"]
-    with log.open("wb") as out:
-        return subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.STDOUT, cwd=log.parent)
-
-
-@asynccontextmanager
-async def gateway(folder: Path, store: str) -> AsyncGenerator[tuple[subprocess.Popen[bytes], str]]:
-    """A gateway process, and its address."""
-    log, marker = folder / "log", "running on http://"
-    running = start(store, log)
-    try:
-        await eventually(lambda: marker in log.read_text(), within=20)
-        yield running, log.read_text().partition(marker)[2].split()[0]
-    finally:
-        if running.poll() is None:
-            running.kill()
-        running.wait()
 
 
 async def streamed(client: httpx2.AsyncClient, number: int, tokens: int, begun: list[int]) -> str:
@@ -85,9 +64,9 @@ async def test_under_200_streams_no_new_request_fails_and_every_stream_is_whole_
     chosen = settings(redis_url=SecretStr(store_server.url), max_concurrent_requests=MANY)
     limits = httpx2.Limits(max_connections=MANY)
     async with (
-        gateway(tmp_path, store_server.url) as (dying, address),
+        gateway_process(tmp_path, **told_to_drain(store_server.url)) as dying,
         serving(chosen) as staying,
-        nginx(address, f"127.0.0.1:{staying.port}", NGINX_CONNECTIONS_PER_ADDRESS=str(MANY)) as front,
+        nginx(str(dying.address), f"127.0.0.1:{staying.port}", NGINX_CONNECTIONS_PER_ADDRESS=str(MANY)) as front,
         httpx2.AsyncClient(
             base_url=front.url, headers={"authorization": f"Bearer {KEY}"}, timeout=60, limits=limits
         ) as client,
@@ -99,11 +78,11 @@ async def test_under_200_streams_no_new_request_fails_and_every_stream_is_whole_
         ]
         await eventually(lambda: len(begun) == STREAMS, within=20)
         told = time.monotonic()
-        dying.send_signal(signal.SIGTERM)
+        dying.signal(signal.SIGTERM)
         answers = await asking(client, told + 5)
-        await asyncio.to_thread(dying.wait, 15)
+        status = await dying.ended(within=15)
         ended = Counter(await asyncio.gather(*streams))
-        assert dying.returncode == 0
+        assert status == 0
         assert set(answers) == {200}
         assert answers[200] > 50
         assert set(ended) == {"whole", "server_shutting_down"}

@@ -1,11 +1,8 @@
 """Budgets shared in a real Valkey by real gateways: clocks apart, killed, and with the store in trouble."""
 
 import asyncio
-import os
 import signal
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -16,6 +13,7 @@ import httpx2
 import orjson
 import pytest
 import redis.asyncio
+from gatewayprocess import GatewayProcess, gateway_process
 from harness import KEY, Server, chat_body, events, eventually, script, serving, settings
 from pydantic import SecretStr
 from storeservers import StoreServer
@@ -42,34 +40,14 @@ def tiers(folder: Path, **limits: int) -> Path:
     return path
 
 
-def start(config: Path, store: str, skew: float, variables: dict[str, str]) -> tuple[subprocess.Popen[bytes], Path]:
-    """A gateway process on the simulated engine, and its log."""
-    log = config.parent / f"log-{skew:g}"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("MULGIL_")} | {
-        "MULGIL_API_KEYS": KEY,
-        "MULGIL_CONFIG": str(config),
-        "MULGIL_REDIS_URL": store,
-        **variables,
-    }
-    command = [sys.executable, "-c", SKEWED, str(skew), "serve", "--engine=simulated", "--model=demo", "--port=0"]
-    with log.open("wb") as out:
-        running = subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.STDOUT, cwd=config.parent)
-    return running, log
-
-
 @asynccontextmanager
-async def process(
-    config: Path, store: str, *, skew: float = 0.0, variables: dict[str, str] | None = None
-) -> AsyncGenerator[tuple[subprocess.Popen[bytes], str]]:
-    """A gateway process and its base URL."""
-    running, log = start(config, store, skew, variables or {})
-    marker = "running on "
-    try:
-        await eventually(lambda: marker in log.read_text(), within=20)
-        yield running, log.read_text().partition(marker)[2].split()[0]
-    finally:
-        running.terminate()
-        await asyncio.to_thread(running.wait, 20)
+async def process(config: Path, store: str, *, skew: float = 0.0, **settings: Any) -> AsyncGenerator[GatewayProcess]:
+    """A gateway whose clock is *skew* seconds ahead."""
+    folder = config.parent / f"skew-{skew:g}"
+    folder.mkdir()
+    given = {"config": config, "redis_url": store} | settings
+    async with gateway_process(folder, python=("-c", SKEWED, str(skew)), **given) as running:
+        yield running
 
 
 def client(url: str) -> httpx2.AsyncClient:
@@ -88,10 +66,10 @@ async def test_two_gateways_with_clocks_90_s_apart_admit_exactly_the_limit(
 ) -> None:
     config = tiers(tmp_path, requests_per_minute=10)
     async with (
-        process(config, store_server.url) as (_, one),
-        process(config, store_server.url, skew=90) as (_, other),
-        client(one) as first,
-        client(other) as second,
+        process(config, store_server.url) as one,
+        process(config, store_server.url, skew=90) as other,
+        client(one.url) as first,
+        client(other.url) as second,
     ):
         asked = await asyncio.gather(
             *(
@@ -108,17 +86,16 @@ async def test_a_killed_gateways_places_are_free_again_and_what_it_reported_stay
 ) -> None:
     config = tiers(tmp_path, concurrent_requests=2, output_tokens_per_minute=10_000)
     timing: dict[str, Any] = {"lease_ttl": 3.0, "lease_renew_interval": 0.3}
-    variables = {f"MULGIL_{name.upper()}": str(value) for name, value in timing.items()}
     chosen = settings(config=config, redis_url=SecretStr(store_server.url), **timing)
-    async with serving(chosen) as surviving, process(config, store_server.url, variables=variables) as (doomed, url):
-        async with client(url) as caller:
+    async with serving(chosen) as surviving, process(config, store_server.url, **timing) as doomed:
+        async with client(doomed.url) as caller:
             body = chat_body(script(tokens=4000, gap=0.005), max_tokens=4000, stream=True)
             streams = [asyncio.create_task(caller.post("/v1/chat/completions", json=body)) for _ in range(2)]
             await asyncio.sleep(1.5)
             assert (await surviving.chat()).status_code == 429
             reported = (await balances(surviving)).key.output_tokens
             assert reported > 100
-            doomed.send_signal(signal.SIGKILL)
+            doomed.popen.kill()
             killed = time.monotonic()
             while (await surviving.chat(max_tokens=1)).status_code == 429:
                 await asyncio.sleep(0.1)
