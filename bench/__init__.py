@@ -1,0 +1,1 @@
+"""Benchmarks. `scripts/bench` runs the suite; fair_queue, silence, stores and idle_streams also run alone."""
