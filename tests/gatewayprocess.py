@@ -1,7 +1,8 @@
-"""`mulgil serve` in a process of its own, for what cannot be done to the test's own process."""
+"""A gateway in a process of its own, for what cannot be done to the test's own process."""
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,8 +14,10 @@ from typing import Any
 import psutil
 from harness import KEY, MODEL, eventually
 
-_LISTENING = "running on http://"
-_MULGIL = ("-m", "mulgil")
+ROOT = Path(__file__).parent.parent
+SERVE = ("-m", "mulgil", "serve")
+GUNICORN = ("-m", "gunicorn", "-c", str(ROOT / "deploy/gunicorn.conf.py"))
+_LISTENING = re.compile(r"(?:running on|Listening at:) http://(\S+)")
 
 
 class GatewayProcess:
@@ -22,7 +25,7 @@ class GatewayProcess:
 
     Args:
         log: where its output goes.
-        python: what the interpreter is told instead of `-m mulgil`.
+        command: what Python is told to do.
         variables: of the environment, beside the settings.
         settings: by name.
     """
@@ -31,13 +34,13 @@ class GatewayProcess:
         self,
         log: Path,
         *,
-        python: Sequence[str] = _MULGIL,
+        command: Sequence[str] = SERVE,
         variables: Mapping[str, str] | None = None,
         **settings: Any,
     ) -> None:
         self.log = log
         given = {"api_keys": KEY, "engine": "simulated", "model": MODEL, "port": 0} | settings
-        self._command = [sys.executable, *python, "serve"]
+        self._command = [sys.executable, *command]
         self._environment = {name: value for name, value in os.environ.items() if not name.startswith("MULGIL_")}
         self._environment |= {f"MULGIL_{name.upper()}": str(value) for name, value in given.items()}
         self._environment |= variables or {}
@@ -53,8 +56,8 @@ class GatewayProcess:
     @property
     def address(self) -> str | None:
         """Host and port where it says that it listens."""
-        _, found, rest = self.log.read_text().partition(_LISTENING)
-        return rest.split()[0] if found else None
+        found = _LISTENING.search(self.log.read_text())
+        return found[1] if found else None
 
     @property
     def url(self) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from gatewayprocess import GatewayProcess, gateway_process
+from gatewayprocess import GUNICORN, GatewayProcess, gateway_process
 from harness import KEY, MODEL, chat_body, eventually
 
 pytestmark = pytest.mark.model
@@ -48,9 +48,16 @@ async def loading(client: httpx2.AsyncClient) -> None:
 
 
 async def until_ready(client: httpx2.AsyncClient) -> None:
-    async with asyncio.timeout(180):
-        while (await client.get("/health/ready")).status_code != 200:
+    async with asyncio.timeout(120):
+        while not await is_ready(client):
             await asyncio.sleep(0.2)
+
+
+async def is_ready(client: httpx2.AsyncClient) -> bool:
+    try:
+        return (await client.get("/health/ready")).status_code == 200
+    except httpx2.TransportError:  # its worker is being replaced
+        return False
 
 
 @pytest.mark.timeout(240)
@@ -67,19 +74,24 @@ async def test_while_it_loads_and_at_its_end_the_truth_is_told(
     await eventually(lambda: not any(child.is_running() for child in children), within=10)
 
 
-@pytest.mark.timeout(180)
-async def test_a_killed_gateways_engine_is_ended_by_the_next_one(
-    process: tuple[GatewayProcess, httpx2.AsyncClient], demo_model: Path, tmp_path: Path
+@pytest.mark.timeout(240)
+async def test_under_gunicorn_a_killed_worker_is_replaced_and_its_engine_ended(
+    demo_model: Path, tmp_path: Path
 ) -> None:
-    running, client = process
-    await until_ready(client)
-    engine = running.children("VLLM::")
-    assert len(engine) == 2
-    running.popen.kill()
-    await running.ended()
-    await asyncio.sleep(1)
-    assert any(child.is_running() for child in engine), "nobody else ends it"
-    other = tmp_path / "other"
-    other.mkdir()
-    async with gateway_process(other, **on_vllm(demo_model)):
-        await eventually(lambda: not any(child.is_running() for child in engine), within=60)
+    async with (
+        gateway_process(tmp_path, command=GUNICORN, **on_vllm(demo_model)) as running,
+        httpx2.AsyncClient(base_url=running.url, headers={"authorization": f"Bearer {KEY}"}, timeout=60) as client,
+    ):
+        await until_ready(client)
+        (worker,), engine = running.seen.children(), running.children("VLLM::")
+        assert len(engine) == 2
+        worker.kill()
+        await eventually(lambda: worker not in running.seen.children(), within=20)
+        await until_ready(client)
+        assert not any(process.is_running() for process in engine), "nothing of the old engine is left"
+        assert len(running.children("VLLM::")) == 2
+        assert (await client.post("/v1/chat/completions", json=chat_body(max_tokens=2))).status_code == 200
+        family = running.children()
+        running.signal(signal.SIGTERM)
+        assert await running.ended(within=60) == 0
+        await eventually(lambda: not any(process.is_running() for process in family), within=10)

@@ -46,7 +46,7 @@ async def process(config: Path, store: str, *, skew: float = 0.0, **settings: An
     folder = config.parent / f"skew-{skew:g}"
     folder.mkdir()
     given = {"config": config, "redis_url": store} | settings
-    async with gateway_process(folder, python=("-c", SKEWED, str(skew)), **given) as running:
+    async with gateway_process(folder, command=("-c", SKEWED, str(skew), "serve"), **given) as running:
         yield running
 
 
