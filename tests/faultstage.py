@@ -23,7 +23,7 @@ from mulgil.stores.redis import RedisStore
 CULPRIT = "sk-mg-the-key-of-whoever-makes-the-trouble"
 ADMIN = "the-admin-token-of-the-suite"
 USAGE = {"include_usage": True, "continuous_usage_stats": True}
-LONG = {"tokens": 100, "gap": 0.03}
+LONG = {"tokens": 100, "gap": 0.02}
 """A stream that runs while the fault comes, and after it has gone."""
 
 

@@ -2,27 +2,18 @@
 
 import asyncio
 import signal
-from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
-from gatewayprocess import GUNICORN, GatewayProcess, gateway_process
+from gatewayprocess import GUNICORN, gateway_process
 from harness import KEY, MODEL, chat_body, eventually
 
 pytestmark = pytest.mark.model
 
 
 ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
-
-
-@pytest.fixture
-async def process(demo_model: Path, tmp_path: Path) -> AsyncGenerator[tuple[GatewayProcess, httpx2.AsyncClient]]:
-    async with gateway_process(tmp_path, **on_vllm(demo_model)) as running:
-        headers = {"authorization": f"Bearer {KEY}"}
-        async with httpx2.AsyncClient(base_url=running.url, headers=headers) as client:
-            yield running, client
 
 
 def on_vllm(folder: Path) -> dict[str, Any]:
@@ -61,27 +52,14 @@ async def is_ready(client: httpx2.AsyncClient) -> bool:
 
 
 @pytest.mark.timeout(240)
-async def test_while_it_loads_and_at_its_end_the_truth_is_told(
-    process: tuple[GatewayProcess, httpx2.AsyncClient],
-) -> None:
-    running, client = process
-    await loading(client)
-    await until_ready(client)
-    assert (await client.post("/v1/chat/completions", json=chat_body(max_tokens=2))).status_code == 200
-    children = running.children()
-    running.signal(signal.SIGTERM)
-    assert await running.ended(within=30) == 0
-    await eventually(lambda: not any(child.is_running() for child in children), within=10)
-
-
-@pytest.mark.timeout(240)
-async def test_under_gunicorn_a_killed_worker_is_replaced_and_its_engine_ended(
+async def test_under_gunicorn_the_truth_is_told_while_it_loads_and_a_killed_worker_is_replaced_and_its_engine_ended(
     demo_model: Path, tmp_path: Path
 ) -> None:
     async with (
         gateway_process(tmp_path, command=GUNICORN, **on_vllm(demo_model)) as running,
         httpx2.AsyncClient(base_url=running.url, headers={"authorization": f"Bearer {KEY}"}, timeout=60) as client,
     ):
+        await loading(client)
         await until_ready(client)
         (worker,), engine = running.seen.children(), running.children("VLLM::")
         assert len(engine) == 2

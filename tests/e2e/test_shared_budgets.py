@@ -117,14 +117,6 @@ async def resumed(server: StoreServer, _: Any) -> None:
     server.process.send_signal(signal.SIGCONT)
 
 
-async def killed(server: StoreServer, _: Any) -> None:
-    server.kill()
-
-
-async def restarted(server: StoreServer, _: Any) -> None:
-    await asyncio.to_thread(server.start)
-
-
 async def full(_: Any, admin: Any) -> None:
     await admin.config_set("maxmemory", "1")
 
@@ -152,8 +144,8 @@ async def promoted(_: Any, admin: Any) -> None:
 
 @pytest.mark.parametrize(
     ("begin", "end"),
-    [(stopped, resumed), (killed, restarted), (full, emptied), (locked, unlocked), (demoted, promoted)],
-    ids=["black hole", "killed", "out of memory", "wrong password", "read-only replica"],
+    [(stopped, resumed), (full, emptied), (locked, unlocked), (demoted, promoted)],
+    ids=["black hole", "out of memory", "wrong password", "read-only replica"],
 )
 async def test_while_the_store_is_in_trouble_requests_get_503_at_once_and_afterwards_all_is_well(
     tmp_path: Path, store_server: StoreServer, caplog: pytest.LogCaptureFixture, begin: Trouble, end: Trouble

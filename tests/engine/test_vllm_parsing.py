@@ -50,7 +50,7 @@ class Parsed:
         """The snapshots of *text* when it arrives in steps that end at these tokens."""
         body = {"tools": TOOLS, "tool_choice": "auto"} | fields
         request = ChatCompletionRequest.model_validate(chat_body("?", **body))
-        adjusted = self.parsers.adjusted(request, strict=True)
+        adjusted = self.parsers._adjusted(request, strict=True)  # what adjusted() does aside
         folds = self.parsers.folds(request, adjusted, [1, 2, 3])
         assert folds is not None
         ids = self.tokenizer.encode(text, add_special_tokens=False)

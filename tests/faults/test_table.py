@@ -34,9 +34,9 @@ async def test_nobody_is_told_a_lie_nothing_is_lost_and_it_heals_by_itself(
         descriptors = []
         for _ in range(2):
             streams = [asyncio.create_task(stage.chat(script(f"stream {n}", **LONG))) for n in range(STREAMS)]
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(0.3)
             async with fault.strike(stage):
-                seen = await stage.asking(1.5)
+                seen = await stage.asking(1)
             await stage.answers_again(within=fault.heals)
             ended = {stream.how for stream in await asyncio.gather(*streams)}
             assert ended <= fault.streams

@@ -18,13 +18,17 @@ from mulgil.engine.leftovers import RunFile
 from mulgil.engine.load import UNBOUNDED, Capacity, Load
 from mulgil.engine.vllm.errors import translated, unavailable
 from mulgil.engine.vllm.hosting import SHUTDOWN_TIMEOUT, HostedLLM
+from mulgil.engine.vllm.inbox import Inbox
 from mulgil.engine.vllm.parsing import AnswerParsers
 from mulgil.engine.vllm.prompts import PromptRenderer
 from mulgil.engine.vllm.stats import SchedulerView
-from mulgil.engine.vllm.strand import Strand, outputs_of
+from mulgil.engine.vllm.strand import Strand
 from mulgil.schemas.chat import ChatCompletionRequest
 from mulgil.schemas.tokenize import TokenizeRequest
 from mulgil.settings import EngineSettings
+
+_NOBODY_READS_ALONG = 0.25
+"""Seconds between two looks at an answer that is sent when it is whole; its lease is to know how far it is."""
 
 
 class VLLMEngine:
@@ -132,33 +136,41 @@ class VLLMEngine:
     async def generate(self, prepared: Prepared) -> AsyncGenerator[Snapshot]:
         strands = prepared.payload
         assert isinstance(strands, list), "prepared by another engine"
-        llm, collectors, finished = self._hosted.living(), [], False
+        llm, collectors = self._hosted.living(), []
+        inbox = Inbox(self._interval(strands[0]), self._on_output)
         choices = [ChoiceSnapshot()] * prepared.width
         cached = [0] * len(strands)
         self._running[prepared.id] = [strand.id for strand in strands]
         try:
             with translated():
-                for strand in strands:
-                    collector = await strand.submit(llm, priority=prepared.priority)
-                    collectors.append(collector)  # one by one: those before a failure are to be closed
+                for index, strand in enumerate(strands):
+                    collectors.append(await strand.submit(llm, priority=prepared.priority))
+                    inbox.attach(index, collectors[-1])  # one by one: those before a failure are to be closed
             yield Snapshot(tuple(choices))
             with translated():
-                async for index, output in outputs_of(collectors):
-                    self._made += 1
+                while not inbox.over:
+                    new = await inbox.read()
                     if self._llm is not llm:
                         raise unavailable(None)  # stopped under it; what comes now is the end of that
-                    first = index * prepared.choices
-                    for choice in output.outputs:
-                        choices[first + choice.index] = strands[index].told(choice, output)
-                    cached[index] = output.num_cached_tokens or 0
+                    for (index, number), (choice, output) in new.items():
+                        choices[index * prepared.choices + number] = strands[index].told(choice, output)
+                        cached[index] = output.num_cached_tokens or 0
                     yield Snapshot(tuple(choices), sum(cached))
-            finished = True
         finally:
             ids = self._running.pop(prepared.id)
             for collector in collectors:
                 collector.close()
-            if not finished and not llm.errored:
+            if not inbox.over and not llm.errored:
                 await llm.abort(ids)
+
+    def _interval(self, strand: Strand) -> float:
+        """Seconds between two snapshots."""
+        if strand.taken_apart:
+            return 0.0
+        return self._settings.chunk_interval if strand.streamed else _NOBODY_READS_ALONG
+
+    def _on_output(self) -> None:
+        self._made += 1
 
     async def abort(self, request_id: str) -> None:
         if self._llm is not None and not self._llm.errored and (ids := self._running.get(request_id)):

@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -40,6 +39,12 @@ class Strand:
         self._logprobs: list[LogprobsFold] | None = None
         self._echo = ""
         self._scores_only = request.output_tokens == 0
+        self.streamed = bool(request.stream)
+
+    @property
+    def taken_apart(self) -> bool:
+        """Its text is parsed, token by token: parsers are not to be trusted with more at a time."""
+        return self._folds is not None
 
     @property
     def prompt_token_ids(self) -> list[int]:
@@ -128,40 +133,3 @@ def _without_the_cut_off(snapshot: ChoiceSnapshot) -> ChoiceSnapshot:
     """A stop sequence is not part of the text, so its tokens are not told either."""
     end = len(snapshot.text)
     return replace(snapshot, logprobs=tuple(token for token in snapshot.logprobs if token.start < end))
-
-
-async def outputs_of(collectors: Sequence[Any]) -> AsyncGenerator[tuple[int, Any]]:
-    """The outputs of all *collectors* as they come, each with the index of its collector, to the last one."""
-    if len(collectors) == 1:
-        (collector,), finished = collectors, False
-        while not finished:
-            output = collector.get_nowait() or await collector.get()
-            finished = output.finished
-            yield 0, output
-        return
-    arrived: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
-
-    async def read(index: int, collector: Any) -> None:
-        finished = False
-        while not finished:
-            try:
-                output = collector.get_nowait() or await collector.get()
-            except Exception as error:  # noqa: BLE001 - raised where the outputs are read
-                arrived.put_nowait((index, error))
-                return
-            finished = output.finished
-            arrived.put_nowait((index, output))
-
-    readers = [asyncio.create_task(read(index, collector)) for index, collector in enumerate(collectors)]
-    try:
-        open_ones = len(readers)
-        while open_ones:
-            index, output = await arrived.get()
-            if isinstance(output, Exception):
-                raise output
-            open_ones -= output.finished
-            yield index, output
-    finally:
-        for reader in readers:
-            reader.cancel()
-        await asyncio.gather(*readers, return_exceptions=True)
