@@ -162,6 +162,7 @@ async def staged(folder: Path, store: StoreServer, *, loads: float = 10, **optio
             "lease_ttl": 10,
             "lease_renew_interval": 1,
             "shutdown_grace": 2,
+            "store_timeout": 1,
         }
         async with gateway_process(folder, **(given | options)) as running:
             headers = {"authorization": f"Bearer {KEY}"}
