@@ -67,6 +67,8 @@ async def read_checked(request: Request, rules: BodyRules, check: Callable[[dict
     """
     _check_content_type(request.headers.get("content-type", ""))
     raw = await _read(request, rules.max_bytes)
+    if not rules.aside.takes(len(raw)):
+        return check(parsed(raw, rules))  # two tasks would cost more than the work
     checking = rules.aside.run(lambda: check(parsed(raw, rules)), size=len(raw))
     return await unless_gone(request.receive, checking)
 
