@@ -2,12 +2,8 @@
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable, Iterable
 from typing import Any
-
-os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # fork would copy our sockets and threads
-os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 from mulgil.engine.leftovers import RunFile
 from mulgil.engine.vllm.errors import unavailable
