@@ -15,6 +15,7 @@ from storeservers import VALKEY, StoreServer, proxied, running
 
 from mulgil.admission.policy import Charge, Limits
 from mulgil.admission.store import Account, Balances, Decision, Report, Reservation, Settlement, StoreError
+from mulgil.stores.guard import GuardedStore
 from mulgil.stores.redis import PREFIX, RedisStore
 
 FREE = Limits()
@@ -229,6 +230,7 @@ async def test_cancelled_commands_never_answer_another_callers_and_leave_nothing
         proxy.delay = 0
         for payer in (one, other):
             assert await counts(store, payer) == (1, 1 if payer is one else 1_000_000, 0, 0, 1)
+        await asyncio.gather(*store._runner._flights)  # of those who were cancelled last
         pool: Any = store._runner._client.connection_pool
         assert not pool._in_use_connections
         assert len(pool._available_connections) <= connections
@@ -255,6 +257,50 @@ async def test_more_steps_than_connections_wait_for_their_turn(valkey: StoreServ
         decisions = await asyncio.gather(*(reserve(store, who, str(number)) for number in range(60)))
         assert all(decision.admitted for decision in decisions)
         assert proxy.connections == 3
+
+
+async def test_the_steps_of_one_moment_share_a_round_trip(valkey: StoreServer) -> None:
+    async with stores(valkey.url) as store:
+        found = await asyncio.gather(*(reserve(store, account(), "lease") for _ in range(16)))
+        assert [decision.key.requests for decision in found] == [1] * 16
+        pool: Any = store._runner._client.connection_pool
+        assert len(pool._available_connections) == 1
+
+
+async def test_steps_that_fail_in_one_round_trip_have_failed_once(valkey: StoreServer) -> None:
+    async with proxied(valkey) as proxy, stores(proxy.url, timeout=0.1) as store:
+        guarded = GuardedStore(store, threshold=2)
+        proxy.hole = True
+        for still_available in (True, False):
+            failures = await asyncio.gather(*(guarded.balances(account()) for _ in range(10)), return_exceptions=True)
+            assert all(isinstance(failure, StoreError) for failure in failures)
+            assert len({id(failure) for failure in failures}) == 10
+            assert guarded.available is still_available
+
+
+async def test_one_call_that_fails_does_not_make_those_fail_that_went_with_it(valkey: StoreServer) -> None:
+    broken, sound = account(), account()
+    async with stores(valkey.url) as store, admin(valkey) as client:
+        keys, _ = store._names(broken)
+        await client.set(keys[0], "no hash")
+        failure, found = await asyncio.gather(
+            reserve(store, broken, "one"), reserve(store, sound, "two"), return_exceptions=True
+        )
+        assert isinstance(failure, StoreError)
+        assert "WRONGTYPE" in str(failure)
+        assert isinstance(found, Decision)
+        assert found.key.requests == 1
+
+
+async def test_a_store_that_is_closed_fails_what_is_under_way(valkey: StoreServer) -> None:
+    async with proxied(valkey) as proxy, stores(proxy.url, timeout=5) as store:
+        await store.ping()
+        proxy.hole = True
+        steps = [asyncio.create_task(store.balances(account())) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        await store.close()
+        failures = await asyncio.gather(*steps, return_exceptions=True)
+        assert [str(failure) for failure in failures] == ["the store was closed"] * 3
 
 
 async def test_waiting_for_a_connection_counts_as_part_of_the_step(valkey: StoreServer) -> None:

@@ -25,7 +25,8 @@ log = logging.getLogger(__name__)
 class GuardedStore:
     """A circuit breaker around a `BudgetStore`, itself a `BudgetStore`. Raises nothing but `StoreError`.
 
-    After *threshold* failures in a row it is open: steps fail at once, without being sent. Every
+    After *threshold* failures in a row it is open: steps fail at once, without being sent. Steps that failed for
+    one and the same cause, as those of one round trip do, have failed once. Every
     *cooldown* seconds one step is let through, and the first that succeeds closes it.
     """
 
@@ -42,6 +43,7 @@ class GuardedStore:
         self._cooldown = cooldown
         self._now = now
         self._failures = 0
+        self._last_cause: BaseException | None = None
         self._next_try = 0.0
 
     @property
@@ -77,8 +79,8 @@ class GuardedStore:
             self._next_try = self._now() + self._cooldown
         try:
             result = await step()
-        except StoreError:
-            self._count_failure()
+        except StoreError as error:
+            self._count_failure(error.__cause__)
             raise
         except Exception as error:
             # A fault of ours, or of the client library; the care for all other leases must not end with it.
@@ -88,6 +90,8 @@ class GuardedStore:
         self._failures = 0
         return result
 
-    def _count_failure(self) -> None:
-        self._failures += 1
+    def _count_failure(self, cause: BaseException | None = None) -> None:
+        if cause is None or cause is not self._last_cause:
+            self._failures += 1
+        self._last_cause = cause
         self._next_try = self._now() + self._cooldown

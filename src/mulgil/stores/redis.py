@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 from mulgil.admission.policy import Balance, Dimension, Limits, Scope, Shortage
 from mulgil.admission.store import Account, Balances, Decision, Report, Reservation, Settlement, StoreError
@@ -17,6 +18,7 @@ _DIMENSIONS: tuple[Dimension, ...] = ("requests", "input_tokens", "output_tokens
 # Keys live two windows beyond their last use.
 _KEEP = 120_000
 _LEASES_PER_CALL = 200
+_NAMES_KEPT = 10_000
 
 
 class RedisStore:
@@ -51,6 +53,7 @@ class RedisStore:
         self._lease_ttl = round(lease_ttl * 1000)
         self._keep = max(_KEEP, _KEEP // 2 + self._lease_ttl)
         self._clock = clock
+        self._names = lru_cache(_NAMES_KEPT)(_names)
         self._reserve, self._renew, self._settle, self._balances, self._reset = (
             Script.of_files(_PRELUDE, f"{step}_v1.lua") for step in ("reserve", "renew", "settle", "balances", "reset")
         )
@@ -61,19 +64,18 @@ class RedisStore:
             self._call(
                 self._reserve,
                 reservation.account,
-                reservation.lease_id,
                 charge.input_tokens,
                 charge.output_tokens,
                 *_limits(key),
                 *_limits(tenant),
+                lease=reservation.lease_id,
             )
         )
         if reply is None:
             raise StoreError("the lease was given back before it was reserved")
-        shortages, of_key, of_tenant = reply
-        return Decision(
-            tuple(_shortage(found, reservation) for found in shortages), _balance(of_key), _balance(of_tenant)
-        )
+        balances = _balances(reply[0])
+        shortages = tuple(_shortage(found, reservation) for found in reply[1:])
+        return Decision(shortages, balances.key, balances.tenant)
 
     async def renew(self, reports: Sequence[Report]) -> list[bool]:
         accounts: dict[Account, list[int]] = {}
@@ -101,11 +103,11 @@ class RedisStore:
     async def settle(self, settlement: Settlement) -> Balances:
         report = settlement.report
         refund = "1" if settlement.refund else ""
-        call = self._call(self._settle, report.account, report.lease_id, report.output_tokens, refund)
-        return Balances(*map(_balance, await self._runner.run(call)))
+        call = self._call(self._settle, report.account, report.output_tokens, refund, lease=report.lease_id)
+        return _balances(await self._runner.run(call))
 
     async def balances(self, account: Account) -> Balances:
-        return Balances(*map(_balance, await self._runner.run(self._call(self._balances, account))))
+        return _balances(await self._runner.run(self._call(self._balances, account)))
 
     async def reset(self, account: Account, *, tenant_too: bool = False) -> None:
         await self._runner.run(self._call(self._reset, account, "1" if tenant_too else ""))
@@ -116,15 +118,21 @@ class RedisStore:
     async def close(self) -> None:
         await self._runner.close()
 
-    def _call(self, script: Script, account: Account, *args: str | int) -> Call:
-        tenant, key = _hashed(account.tenant), _hashed(account.key)
-        base = f"{PREFIX}{{{tenant}}}:"
+    def _call(self, script: Script, account: Account, *args: str | int, lease: str = "") -> Call:
+        keys, name = self._names(account)
         clock = "" if self._clock is None else round(self._clock() * 1000)
         return Call(
             script,
-            (f"{base}state", f"{base}expiries", f"{base}window", f"{base}window:{key}"),
-            (clock, self._lease_ttl, self._keep, key, *args),
+            keys,
+            (clock, self._lease_ttl, self._keep, name, lease, *args),
         )
+
+
+def _names(account: Account) -> tuple[tuple[str, ...], str]:
+    """The keys of an account, all with its tenant's hash tag, and its key's name in the state."""
+    tenant, key = _hashed(account.tenant), _hashed(account.key)
+    base = f"{PREFIX}{{{tenant}}}:"
+    return (f"{base}state", f"{base}expiries", f"{base}window", f"{base}window:{key}"), key
 
 
 def _hashed(name: str) -> str:
@@ -137,8 +145,13 @@ def _limits(limits: Limits) -> tuple[str | int, ...]:
     return tuple("" if value is None else value for value in values)
 
 
-def _balance(reply: list[int]) -> Balance:
-    requests, prompt, output, held, concurrency, *resets = reply
+def _balances(reply: bytes) -> Balances:
+    numbers = [int(digits) for digits in reply.split()]
+    return Balances(_balance(numbers[:8]), _balance(numbers[8:]))
+
+
+def _balance(numbers: list[int]) -> Balance:
+    requests, prompt, output, held, concurrency, *resets = numbers
     return Balance(requests, prompt, output, held, concurrency, *(reset / 1000 for reset in resets))
 
 

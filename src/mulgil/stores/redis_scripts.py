@@ -1,4 +1,4 @@
-"""Runs scripts on the server: one round trip each, a deadline on each, and one kind of error."""
+"""Runs scripts on the server: one round trip for all of a moment, a deadline on each, and one kind of error."""
 
 import asyncio
 import hashlib
@@ -9,7 +9,8 @@ from functools import partial
 from importlib.resources import files
 from typing import Any, TypeVar
 
-from redis.exceptions import NoScriptError, RedisClusterException, RedisError
+from redis.asyncio import RedisCluster
+from redis.exceptions import NoScriptError, RedisClusterException, RedisError, ResponseError
 
 from mulgil.admission.store import StoreError
 from mulgil.stores.redis_clients import Connected
@@ -18,6 +19,8 @@ T = TypeVar("T")
 
 _SLICES = 16
 _BATCH = 100
+# So that the server works on one batch while the replies to another are read.
+_TOGETHER = 16
 _LONGEST_REASON = 200
 
 
@@ -52,8 +55,15 @@ class Call:
         return ("EVAL", self.script.text, len(self.keys), *self.keys, *self.args)
 
 
+_Batch = list[tuple[Call, asyncio.Future[Any]]]
+"""Calls that go together, each with its reply."""
+
+
 class ScriptRunner:
     """Runs scripts.
+
+    What is asked for in one turn of the event loop goes together: nearly all that the client library costs, it costs
+    for each round trip. In a Cluster each call goes by itself, since one node must not make the steps of others fail.
 
     A command that is cancelled or comes too late takes its connection with it: redis-py closes it, since
     its reply would be read as that of the next command. Nothing is ever repeated but a script that the
@@ -61,7 +71,7 @@ class ScriptRunner:
 
     Args:
         connected: the client.
-        connections: most commands on their way at the same time; the others wait.
+        connections: most round trips at the same time; the others wait.
         timeout: seconds for one step, waiting included; those in which our own loop was busy do not count.
     """
 
@@ -70,6 +80,9 @@ class ScriptRunner:
         self._client: Any = connected.client  # its commands are typed for both sync and async use
         self._timeout = timeout
         self._turns = asyncio.Semaphore(connections)
+        self._gathers = not isinstance(connected.client, RedisCluster)
+        self._boarding: _Batch | None = None
+        self._flights: set[asyncio.Task[None]] = set()
 
     async def run(self, call: Call) -> Any:
         """The script's reply.
@@ -78,13 +91,17 @@ class ScriptRunner:
             StoreError: there was none.
         """
 
-        async def step() -> Any:
-            try:
-                return await self._client.execute_command(*call.by_sha())
-            except NoScriptError:
-                return await self._client.execute_command(*call.by_text())
-
-        return await self._attempt(step)
+        if not self._gathers:
+            return await self._attempt(partial(self._run_alone, call))
+        batch = self._boarding
+        if batch is None or len(batch) == _TOGETHER:
+            batch = self._boarding = []
+            flight = asyncio.create_task(self._fly(batch))
+            self._flights.add(flight)
+            flight.add_done_callback(self._flights.discard)
+        reply = asyncio.get_running_loop().create_future()
+        batch.append((call, reply))
+        return await reply
 
     async def run_all(self, calls: Sequence[Call]) -> list[Any]:
         """The replies to many calls, which are sent together; each batch of them is a step.
@@ -95,7 +112,7 @@ class ScriptRunner:
         replies: list[Any] = []
         for start in range(0, len(calls), _BATCH):
             batch = calls[start : start + _BATCH]
-            replies += await self._attempt(partial(self._run_batch, batch))
+            replies += await self._attempt(partial(self._run_whole, batch))
         return replies
 
     async def ping(self) -> None:
@@ -107,8 +124,48 @@ class ScriptRunner:
         await self._attempt(self._client.ping)
 
     async def close(self) -> None:
-        """Close every connection."""
+        """Close every connection; what is under way fails."""
+        for flight in self._flights:
+            flight.cancel()
+        await asyncio.gather(*self._flights, return_exceptions=True)
         await self._connected.close()
+
+    async def _run_alone(self, call: Call) -> Any:
+        try:
+            return await self._client.execute_command(*call.by_sha())
+        except NoScriptError:
+            return await self._client.execute_command(*call.by_text())
+
+    async def _fly(self, batch: _Batch) -> None:
+        failure: Exception = StoreError("the store was closed")
+        replies: list[Any] | None = None
+        try:
+            replies = await self._attempt(partial(self._take_off, batch))
+        except StoreError as error:
+            failure = error
+        finally:
+            self._close_doors(batch)
+            self._deliver(batch, [failure] * len(batch) if replies is None else replies)
+
+    def _deliver(self, batch: _Batch, replies: list[Any]) -> None:
+        for (_, reply), found in zip(batch, replies, strict=True):
+            if reply.done():  # whoever asked does not wait any more
+                continue
+            if isinstance(found, Exception):
+                # To each its own: an exception that is raised twice grows. What they have in common is the cause.
+                failure = StoreError(str(found) if isinstance(found, StoreError) else self._reason(found))
+                failure.__cause__ = found
+                reply.set_exception(failure)
+            else:
+                reply.set_result(found)
+
+    async def _take_off(self, batch: _Batch) -> list[Any]:
+        self._close_doors(batch)
+        return await self._run_batch([call for call, _ in batch])
+
+    def _close_doors(self, batch: _Batch) -> None:
+        if self._boarding is batch:
+            self._boarding = None
 
     async def _run_batch(self, batch: Sequence[Call]) -> list[Any]:
         replies = await self._send([call.by_sha() for call in batch])
@@ -117,17 +174,38 @@ class ScriptRunner:
             again = await self._send([batch[index].by_text() for index in unknown])
             for index, reply in zip(unknown, again, strict=True):
                 replies[index] = reply
+        return replies
+
+    async def _run_whole(self, batch: Sequence[Call]) -> list[Any]:
+        replies = await self._run_batch(batch)
         for reply in replies:
             if isinstance(reply, Exception):
                 raise reply
         return replies
 
     async def _send(self, commands: Sequence[tuple[str | int, ...]]) -> list[Any]:
+        if self._gathers:
+            return await self._round_trip(commands)
         async with self._client.pipeline(transaction=False) as pipeline:
             for command in commands:
                 pipeline.execute_command(*command)
             replies: list[Any] = await pipeline.execute(raise_on_error=False)
             return replies
+
+    async def _round_trip(self, commands: Sequence[tuple[str | int, ...]]) -> list[Any]:
+        pool = self._client.connection_pool
+        connection = await pool.get_connection()
+        try:
+            await connection.send_packed_command(connection.pack_commands(commands))
+            replies: list[Any] = []
+            for _ in commands:
+                try:
+                    replies.append(await connection.read_response())
+                except ResponseError as error:
+                    replies.append(error)
+            return replies
+        finally:
+            await pool.release(connection)
 
     async def _attempt(self, step: Callable[[], Awaitable[T]]) -> T:
         try:

@@ -3,7 +3,7 @@
 --
 -- KEYS  state, expiries, window of the tenant, window of the key; all with the tenant's hash tag
 -- ARGV  clock in ms ('' for the server's own), lease TTL in ms, TTL of keys in ms, the key's name in
---       the state, then the step's own
+--       the state, the lease ('' where the step is not about one), then the step's own
 --
 -- state     hash   clock        "last seen"                  the tenant's time; the server's at that moment
 --                  tenant       "open held"                  requests under way, output tokens on hold
@@ -20,28 +20,23 @@ local TOMBSTONE_LIFE = 60000
 local REQUESTS, INPUT, OUTPUT = 1, 2, 3
 
 local STATE, EXPIRIES = KEYS[1], KEYS[2]
-local CLOCK, LEASE_TTL, KEEP, KEY = ARGV[1], tonumber(ARGV[2]), ARGV[3], 'k' .. ARGV[4]
-local STEP = 5
+local CLOCK, LEASE_TTL, KEEP, KEY, LEASE = ARGV[1], tonumber(ARGV[2]), ARGV[3], 'k' .. ARGV[4], 'l' .. ARGV[5]
+local TOMBSTONE = 'd' .. ARGV[5]
+local STEP = 6
 
--- Lua's own conversion rounds to 14 digits.
+-- Lua's own conversion rounds to 14 digits; %d is exact up to 2^53, as its numbers are.
 local function text(number)
-  return string.format('%.0f', number)
+  return string.format('%d', number)
 end
 
-local function pack(numbers)
-  local texts = {}
-  for index, number in ipairs(numbers) do texts[index] = text(number) end
-  return table.concat(texts, ' ')
-end
-
-local function unpack_numbers(packed)
-  local numbers = {}
-  for digits in string.gmatch(packed or '', '%d+') do numbers[#numbers + 1] = tonumber(digits) end
-  return numbers
+local function triple_text(numbers)
+  return string.format('%d %d %d', numbers[1], numbers[2], numbers[3])
 end
 
 local function triple(packed)
-  return packed and unpack_numbers(packed) or { 0, 0, 0 }
+  if not packed then return { 0, 0, 0 } end
+  local first, second, third = string.match(packed, '^(%d+) (%d+) (%d+)$')
+  return { tonumber(first), tonumber(second), tonumber(third) }
 end
 
 -- Time ---------------------------------------------------------------------------------------------
@@ -54,24 +49,33 @@ end
 
 -- It never goes back: see AccountClock in window.py.
 local function account_time(saved, seen)
-  if not saved then return seen end
-  local clock = unpack_numbers(saved)
-  if seen >= clock[1] then return seen end
-  return clock[1] + math.max(0, seen - clock[2])
+  if not saved then return seen, -1 end
+  local last, last_seen = string.match(saved, '^(%d+) (%d+)$')
+  last, last_seen = tonumber(last), tonumber(last_seen)
+  if seen >= last then return seen, math.floor(last / 1000) end
+  return last + math.max(0, seen - last_seen), math.floor(last / 1000)
 end
 
-local saved = redis.call('HMGET', STATE, 'clock', 'tenant', KEY)
+local saved = redis.call('HMGET', STATE, 'clock', 'tenant', KEY, LEASE, TOMBSTONE)
 local seen = server_time()
-local now = account_time(saved[1], seen)
+local now, last_second = account_time(saved[1], seen)
 local second = math.floor(now / 1000)
+
+-- What is written to the state, all at once at the end of the step: fields and values in turn.
+local writings = {}
+
+local function write(field, value)
+  local at = #writings
+  writings[at + 1], writings[at + 2] = field, value
+end
 
 -- Counts: requests under way and output tokens on hold ------------------------------------------------
 
 local counts = {}
 
 local function load_count(name, packed)
-  local numbers = unpack_numbers(packed)
-  counts[name] = { open = numbers[1] or 0, held = numbers[2] or 0, changed = false }
+  local open, held = string.match(packed or '0 0', '^(%d+) (%d+)$')
+  counts[name] = { open = tonumber(open), held = tonumber(held), changed = false }
   return counts[name]
 end
 
@@ -87,48 +91,63 @@ end
 load_count('tenant', saved[2])
 load_count(KEY, saved[3])
 
--- Leases -------------------------------------------------------------------------------------------------
+-- Leases, each called by its field in the state ------------------------------------------------------------
 
-local function lease_of(id)
-  local packed = redis.call('HGET', STATE, 'l' .. id)
+local read = { [LEASE] = saved[4], [TOMBSTONE] = saved[5] }
+
+local function record(field)
+  if read[field] == nil then read[field] = redis.call('HGET', STATE, field) end
+  return read[field]
+end
+
+local function drop_record(field)
+  read[field] = false
+  redis.call('HDEL', STATE, field)
+end
+
+local function lease_of(field)
+  local packed = record(field)
   if not packed then return nil end
-  local key, rest = string.match(packed, '^(%S+) (.*)$')
-  local numbers = unpack_numbers(rest)
+  local key, held, reported, at, input, in_key_window, in_tenant_window =
+    string.match(packed, '^(%S+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$')
   return {
-    id = id, key = key, held = numbers[1], reported = numbers[2], second = numbers[3], input = numbers[4],
-    in_key_window = numbers[5], in_tenant_window = numbers[6],
+    field = field, key = key, held = tonumber(held), reported = tonumber(reported), second = tonumber(at),
+    input = tonumber(input), in_key_window = tonumber(in_key_window), in_tenant_window = tonumber(in_tenant_window),
   }
 end
 
 local function save_lease(lease)
-  redis.call('HSET', STATE, 'l' .. lease.id, lease.key .. ' ' .. pack({
-    lease.held, lease.reported, lease.second, lease.input, lease.in_key_window, lease.in_tenant_window,
-  }))
+  write(lease.field, string.format('%s %d %d %d %d %d %d', lease.key, lease.held, lease.reported,
+    lease.second, lease.input, lease.in_key_window, lease.in_tenant_window))
 end
+
+-- The expiries are told to live on once a second, and when they may be new.
+local expiries_live_on = last_second == second and counts.tenant.open > 0
 
 local function expire_at(member, moment)
   redis.call('ZADD', EXPIRIES, text(moment), member)
-  redis.call('PEXPIRE', EXPIRIES, KEEP)
+  if not expiries_live_on then
+    redis.call('PEXPIRE', EXPIRIES, KEEP)
+    expiries_live_on = true
+  end
 end
 
 -- Drops its hold and its place. Its record goes first, the counts follow in `save`.
 local function free(lease)
-  redis.call('HDEL', STATE, 'l' .. lease.id)
+  drop_record(lease.field)
   change('tenant', -1, -lease.held)
   change(lease.key, -1, -lease.held)
 end
 
 local function expire()
   local gone = redis.call('ZRANGEBYSCORE', EXPIRIES, '-inf', text(now))
+  if #gone == 0 then return end
   for _, member in ipairs(gone) do
-    if string.sub(member, 1, 1) == 'l' then
-      local lease = lease_of(string.sub(member, 2))
-      if lease then free(lease) end
-    else
-      redis.call('HDEL', STATE, member)
-    end
+    local lease = string.sub(member, 1, 1) == 'l' and lease_of(member)
+    if lease then free(lease) else drop_record(member) end
   end
-  if #gone > 0 then redis.call('ZREMRANGEBYSCORE', EXPIRIES, '-inf', text(now)) end
+  redis.call('ZREMRANGEBYSCORE', EXPIRIES, '-inf', text(now))
+  expiries_live_on = false
 end
 
 expire()
@@ -141,30 +160,38 @@ local function seconds_between(first, last)
   return fields
 end
 
+local SECOND = text(second)
+
 local function is_empty(window)
   return window.sum[1] == 0 and window.sum[2] == 0 and window.sum[3] == 0
 end
 
 -- The window as of now: what has left is dropped from it.
 local function open_window(key)
-  local stored = redis.call('HMGET', key, 'span', 'sum', text(second))
+  local stored = redis.call('HMGET', key, 'span', 'sum', SECOND)
   local oldest = second - BUCKET_LIFE + 1
-  local window = { key = key, sum = triple(stored[2]), bucket = triple(stored[3]), changed = false }
-  local span = unpack_numbers(stored[1])
-  window.oldest, window.newest = math.max(span[1] or second, oldest), { span[2] or 0, span[3] or 0, span[4] or 0 }
-  if not stored[1] or span[1] >= oldest then return window end
+  local window = {
+    key = key, sum = triple(stored[2]), bucket = triple(stored[3]), changed = false, lives_on = stored[3] and true,
+  }
+  if not stored[1] then
+    window.oldest, window.newest = second, { 0, 0, 0 }
+    return window
+  end
+  local first, requests, input, output = string.match(stored[1], '^(%d+) (%d+) (%d+) (%d+)$')
+  first = tonumber(first)
+  window.oldest, window.newest = math.max(first, oldest), { tonumber(requests), tonumber(input), tonumber(output) }
+  if first >= oldest then return window end
 
   window.changed = true
-  if math.max(span[2], span[3], span[4]) < oldest then
+  if math.max(unpack(window.newest)) < oldest then
     redis.call('DEL', key)
     window.sum, window.oldest = { 0, 0, 0 }, second
     return window
   end
-  local fields = seconds_between(span[1], oldest - 1)
+  local fields = seconds_between(first, oldest - 1)
   for _, packed in ipairs(redis.call('HMGET', key, unpack(fields))) do
-    for dimension, amount in ipairs(unpack_numbers(packed)) do
-      window.sum[dimension] = window.sum[dimension] - amount
-    end
+    local gone = triple(packed)
+    for dimension = REQUESTS, OUTPUT do window.sum[dimension] = window.sum[dimension] - gone[dimension] end
   end
   redis.call('HDEL', key, unpack(fields))
   return window
@@ -196,7 +223,7 @@ local function give_back(window, at, input)
     window.sum[dimension] = window.sum[dimension] - taken
   end
   window.changed = true
-  if at ~= second then redis.call('HSET', window.key, text(at), pack(bucket)) end
+  if at ~= second then redis.call('HSET', window.key, text(at), triple_text(bucket)) end
   window.newest[REQUESTS], window.newest[INPUT] = find_newest(window, REQUESTS), find_newest(window, INPUT)
 end
 
@@ -208,10 +235,11 @@ local function save_window(window)
   end
   local newest = window.newest
   redis.call('HSET', window.key,
-    'span', pack({ window.oldest, newest[1], newest[2], newest[3] }),
-    'sum', pack(window.sum),
-    text(second), pack(window.bucket))
-  redis.call('PEXPIRE', window.key, KEEP)
+    'span', string.format('%d %d %d %d', window.oldest, newest[1], newest[2], newest[3]),
+    'sum', triple_text(window.sum),
+    SECOND, triple_text(window.bucket))
+  -- Once a second: with the first that is written in it.
+  if not window.lives_on then redis.call('PEXPIRE', window.key, KEEP) end
 end
 
 -- When so many buckets have left that `amount` is free, in ms from now; -1 when they do not hold as much.
@@ -238,7 +266,7 @@ local function save()
     if count.changed and count.open == 0 and count.held == 0 then
       redis.call('HDEL', STATE, name)
     elseif count.changed then
-      redis.call('HSET', STATE, name, pack({ count.open, count.held }))
+      write(name, string.format('%d %d', count.open, count.held))
     end
   end
   for _, scope in ipairs(scopes) do
@@ -246,27 +274,29 @@ local function save()
     open = open or not is_empty(scope.window)
   end
   -- Of a tenant that has nothing, nothing is kept.
-  if open or saved[1] or redis.call('EXISTS', STATE) == 1 then
-    redis.call('HSET', STATE, 'clock', pack({ now, seen }))
-    redis.call('PEXPIRE', STATE, KEEP)
+  if open or saved[1] or #writings > 0 then
+    write('clock', string.format('%d %d', now, seen))
+    redis.call('HSET', STATE, unpack(writings))
+    if last_second ~= second then redis.call('PEXPIRE', STATE, KEEP) end
   end
+end
+
+-- Milliseconds until a dimension of a scope is as if it had never been used.
+local function reset_of(scope, dimension)
+  if dimension == OUTPUT and count_of(scope.name).held > 0 then return (second + BUCKET_LIFE) * 1000 - now end
+  if scope.window.sum[dimension] == 0 then return 0 end
+  return (scope.window.newest[dimension] + BUCKET_LIFE) * 1000 - now
 end
 
 local function balance(scope)
-  local sum, count, found = scope.window.sum, count_of(scope.name), {}
-  for dimension = REQUESTS, OUTPUT do
-    found[dimension] = sum[dimension]
-    local empty = now
-    if sum[dimension] > 0 then empty = (scope.window.newest[dimension] + BUCKET_LIFE) * 1000 end
-    if dimension == OUTPUT and count.held > 0 then empty = (second + BUCKET_LIFE) * 1000 end
-    found[5 + dimension] = empty - now
-  end
-  found[4], found[5] = count.held, count.open
-  return found
+  local sum, count = scope.window.sum, count_of(scope.name)
+  return string.format('%d %d %d %d %d %d %d %d', sum[REQUESTS], sum[INPUT], sum[OUTPUT], count.held, count.open,
+    reset_of(scope, REQUESTS), reset_of(scope, INPUT), reset_of(scope, OUTPUT))
 end
 
+-- As one text: the conversion of nested tables costs more than all the arithmetic of a step.
 local function balances()
-  return { balance(scopes[1]), balance(scopes[2]) }
+  return balance(scopes[1]) .. ' ' .. balance(scopes[2])
 end
 
 -- Moves what was made since the last report from hold to window.

@@ -4,11 +4,11 @@
 
 local kept = {}
 for index = STEP, #ARGV, 2 do
-  local lease = lease_of(ARGV[index])
+  local lease = lease_of('l' .. ARGV[index])
   if lease then
     charge_output(lease, tonumber(ARGV[index + 1]))
     save_lease(lease)
-    expire_at('l' .. lease.id, now + LEASE_TTL)
+    expire_at(lease.field, now + LEASE_TTL)
   end
   kept[#kept + 1] = lease and 1 or 0
 end

@@ -1,8 +1,8 @@
 -- Check every limit of both scopes; when all fit, charge and hold.
--- ARGV  …, lease, input tokens, output tokens, the key's four limits, the tenant's four limits ('' for none)
--- Gives {shortages, balance of the key, balance of the tenant}; false when the lease was given back before.
+-- ARGV  …, input tokens, output tokens, the key's four limits, the tenant's four limits ('' for none)
+-- Gives {balances, shortage, …}; false when the lease was given back before.
 
-local id, input, output = ARGV[STEP], tonumber(ARGV[STEP + 1]), tonumber(ARGV[STEP + 2])
+local input, output = tonumber(ARGV[STEP]), tonumber(ARGV[STEP + 1])
 local asked = { 1, input, output, 1 }
 
 local function shortages()
@@ -11,7 +11,7 @@ local function shortages()
     local sum, count = scope.window.sum, count_of(scope.name)
     local used = { sum[1], sum[2], sum[3] + count.held, count.open }
     for dimension = 1, 4 do
-      local limit = tonumber(ARGV[STEP + 2 + (index - 1) * 4 + dimension])
+      local limit = tonumber(ARGV[STEP + 1 + (index - 1) * 4 + dimension])
       -- Not used + asked > limit: a sum above 2^53 is not exact.
       local missing = limit and asked[dimension] - (limit - used[dimension]) or 0
       if missing > 0 then
@@ -23,19 +23,19 @@ local function shortages()
   return found
 end
 
-local known = redis.call('HMGET', STATE, 'l' .. id, 'd' .. id)
-if known[2] then
+if record(TOMBSTONE) then
   save()
   return false
 end
 
-local found = known[1] and {} or shortages()
-if #found == 0 and not known[1] then
+local known = record(LEASE)
+local found = known and {} or shortages()
+if #found == 0 and not known then
   save_lease({
-    id = id, key = KEY, held = output, reported = 0, second = second, input = input,
+    field = LEASE, key = KEY, held = output, reported = 0, second = second, input = input,
     in_key_window = 1, in_tenant_window = 1,
   })
-  expire_at('l' .. id, now + LEASE_TTL)
+  expire_at(LEASE, now + LEASE_TTL)
   for _, scope in ipairs(scopes) do
     charge(scope.window, REQUESTS, 1)
     charge(scope.window, INPUT, input)
@@ -43,4 +43,4 @@ if #found == 0 and not known[1] then
   end
 end
 save()
-return { found, balance(scopes[1]), balance(scopes[2]) }
+return { balances(), unpack(found) }

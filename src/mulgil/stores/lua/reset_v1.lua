@@ -12,7 +12,7 @@ end
 empty(scopes[1].window)
 if tenant_too then empty(scopes[2].window) end
 for _, member in ipairs(redis.call('ZRANGE', EXPIRIES, 0, -1)) do
-  local lease = string.sub(member, 1, 1) == 'l' and lease_of(string.sub(member, 2))
+  local lease = string.sub(member, 1, 1) == 'l' and lease_of(member)
   if lease then
     if lease.key == KEY then lease.in_key_window = 0 end
     if tenant_too then lease.in_tenant_window = 0 end
