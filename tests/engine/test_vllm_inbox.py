@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mulgil.engine.vllm.inbox import Inbox
+from mulgil.engine.vllm.inbox import LONGEST_PAUSE, Inbox, Pace
 
 pytestmark = pytest.mark.model
 
@@ -32,7 +32,7 @@ def texts(new: dict[Any, Any]) -> dict[Any, str]:
 
 async def test_without_an_interval_each_output_wakes_the_reader() -> None:
     seen: list[int] = []
-    inbox, source = Inbox(0.0, lambda: seen.append(1)), collector()
+    inbox, source = Inbox(lambda: 0.0, lambda: seen.append(1)), collector()
     inbox.attach(0, source)
     for text in ("a", "ab"):
         reading = asyncio.create_task(inbox.read())
@@ -44,7 +44,7 @@ async def test_without_an_interval_each_output_wakes_the_reader() -> None:
 
 
 async def test_the_first_comes_at_once_and_what_follows_together_when_it_is_due() -> None:
-    inbox, source = Inbox(0.1, lambda: None), collector()
+    inbox, source = Inbox(lambda: 0.1, lambda: None), collector()
     inbox.attach(0, source)
     source.put(output("a"))
     assert texts(await inbox.read()) == {(0, 0): "a"}
@@ -56,7 +56,7 @@ async def test_the_first_comes_at_once_and_what_follows_together_when_it_is_due(
 
 
 async def test_what_comes_while_the_reader_waits_is_told_when_it_is_due_and_not_with_the_next_one() -> None:
-    inbox, source = Inbox(0.05, lambda: None), collector()
+    inbox, source = Inbox(lambda: 0.05, lambda: None), collector()
     inbox.attach(0, source)
     source.put(output("a"))
     await inbox.read()
@@ -68,7 +68,7 @@ async def test_what_comes_while_the_reader_waits_is_told_when_it_is_due_and_not_
 
 
 async def test_the_end_waits_for_nothing() -> None:
-    inbox, source = Inbox(60.0, lambda: None), collector()
+    inbox, source = Inbox(lambda: 60.0, lambda: None), collector()
     inbox.attach(0, source)
     source.put(output("a"))
     await inbox.read()
@@ -84,7 +84,7 @@ async def test_the_end_waits_for_nothing() -> None:
 
 
 async def test_all_prompts_and_choices_are_told_and_the_end_is_that_of_the_last() -> None:
-    inbox, sources = Inbox(0.0, lambda: None), [collector(), collector()]
+    inbox, sources = Inbox(lambda: 0.0, lambda: None), [collector(), collector()]
     for index, source in enumerate(sources):
         inbox.attach(index, source)
     sources[0].put(output("a", choice=1))
@@ -98,14 +98,14 @@ async def test_all_prompts_and_choices_are_told_and_the_end_is_that_of_the_last(
 
 
 async def test_what_came_before_it_was_attached_is_not_lost() -> None:
-    inbox, source = Inbox(0.0, lambda: None), collector()
+    inbox, source = Inbox(lambda: 0.0, lambda: None), collector()
     source.put(output("a", finished=True))
     inbox.attach(0, source)
     assert texts(await inbox.read()) == {(0, 0): "a"}
 
 
 async def test_a_failure_waits_for_nothing_and_is_raised() -> None:
-    inbox, source = Inbox(60.0, lambda: None), collector()
+    inbox, source = Inbox(lambda: 60.0, lambda: None), collector()
     inbox.attach(0, source)
     source.put(output("a"))
     await inbox.read()
@@ -117,7 +117,7 @@ async def test_a_failure_waits_for_nothing_and_is_raised() -> None:
 
 
 async def test_a_reader_that_is_cancelled_leaves_what_there_is_to_the_next_one() -> None:
-    inbox, source = Inbox(0.05, lambda: None), collector()
+    inbox, source = Inbox(lambda: 0.05, lambda: None), collector()
     inbox.attach(0, source)
     reading = asyncio.create_task(inbox.read())
     await asyncio.sleep(0)
@@ -125,3 +125,21 @@ async def test_a_reader_that_is_cancelled_leaves_what_there_is_to_the_next_one()
     await asyncio.wait([reading])
     source.put(output("a"))
     assert texts(await inbox.read()) == {(0, 0): "a"}
+
+
+@pytest.mark.parametrize(
+    ("interval", "streams", "expected"),
+    [
+        (0.03, 1, 0.03),
+        (0.03, 45, 0.03),
+        (0.03, 90, 0.06),
+        (0.03, 10_000, LONGEST_PAUSE),
+        (0.5, 10_000, 0.5),
+        (0, 999, 0),
+    ],
+    ids=["one", "as many as there are events for", "twice as many", "too many", "longer anyway", "every token"],
+)
+def test_more_streams_than_there_are_events_for_wait_longer(interval: float, streams: int, expected: float) -> None:
+    pace = Pace(interval, events=1_500)
+    pace.streams = streams
+    assert pace.now() == pytest.approx(expected)

@@ -66,6 +66,9 @@ class EngineSettings(_Group):
     """Seconds between two events of a stream, at least, so that fast answers of many streams cost the server and
     their readers less; the first text and the end come at once. 0 sends each token as it is made. Of vLLM; the
     simulated engine keeps to its script."""
+    stream_events_per_second: int = Field(default=1_500, ge=1)
+    """Events a second of all streams together. Where there would be more, each stream gets fewer and longer ones, at
+    most 0.1 s apart; `MULGIL_CHUNK_INTERVAL=0` switches this off too."""
     engine_args: dict[str, Any] = Field(default_factory=dict)
     """Any other vLLM engine argument, as a JSON object; wins over the settings above."""
     engine_check_interval: float = Field(default=1.0, gt=0)

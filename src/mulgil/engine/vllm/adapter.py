@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import secrets
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 from vllm import AsyncEngineArgs
@@ -18,7 +18,7 @@ from mulgil.engine.leftovers import RunFile
 from mulgil.engine.load import UNBOUNDED, Capacity, Load
 from mulgil.engine.vllm.errors import translated, unavailable
 from mulgil.engine.vllm.hosting import SHUTDOWN_TIMEOUT, HostedLLM
-from mulgil.engine.vllm.inbox import Inbox
+from mulgil.engine.vllm.inbox import Inbox, Pace
 from mulgil.engine.vllm.parsing import AnswerParsers
 from mulgil.engine.vllm.prompts import PromptRenderer
 from mulgil.engine.vllm.stats import SchedulerView
@@ -43,6 +43,7 @@ class VLLMEngine:
         self._args = _engine_args(settings)
         self._running: dict[str, list[str]] = {}
         self._made = 0
+        self._pace = Pace(settings.chunk_interval, settings.stream_events_per_second)
         self._hosted = HostedLLM(self._build, RunFile(settings.engine_run_folder), what="the engine")
         self._prompts: PromptRenderer
         self._parsers: AnswerParsers
@@ -141,6 +142,7 @@ class VLLMEngine:
         choices = [ChoiceSnapshot()] * prepared.width
         cached = [0] * len(strands)
         self._running[prepared.id] = [strand.id for strand in strands]
+        self._pace.streams = len(self._running)
         try:
             with translated():
                 for index, strand in enumerate(strands):
@@ -158,16 +160,17 @@ class VLLMEngine:
                     yield Snapshot(tuple(choices), sum(cached))
         finally:
             ids = self._running.pop(prepared.id)
+            self._pace.streams = len(self._running)
             for collector in collectors:
                 collector.close()
             if not inbox.over and not llm.errored:
                 await llm.abort(ids)
 
-    def _interval(self, strand: Strand) -> float:
-        """Seconds between two snapshots."""
+    def _interval(self, strand: Strand) -> Callable[[], float]:
+        """Gives the seconds between two snapshots."""
         if strand.taken_apart:
-            return 0.0
-        return self._settings.chunk_interval if strand.streamed else _NOBODY_READS_ALONG
+            return lambda: 0.0
+        return self._pace.now if strand.streamed else lambda: _NOBODY_READS_ALONG
 
     def _on_output(self) -> None:
         self._made += 1

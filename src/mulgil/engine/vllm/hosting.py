@@ -5,6 +5,8 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from vllm.envs import disable_envs_cache, enable_envs_cache
+
 from mulgil.engine.leftovers import RunFile
 from mulgil.engine.vllm.errors import unavailable
 from mulgil.engine.vllm.heap import forget_tokenizers, settle_heap
@@ -56,6 +58,7 @@ class HostedLLM:
             EngineUnavailableError: it cannot be.
         """
         await asyncio.to_thread(self._runs.end_leftovers)
+        disable_envs_cache()
         self._building = asyncio.create_task(asyncio.to_thread(self._build))
         try:
             # Waited for, not awaited: a thread cannot be cancelled, and what it builds must be found by stop().
@@ -66,6 +69,7 @@ class HostedLLM:
         except Exception as error:
             log.exception("vLLM could not start %s", self._what)
             raise EngineUnavailableError(f"vLLM could not start {self._what}: {error}") from error
+        enable_envs_cache()  # as the core does in its process; else each token reads the environment
         await asyncio.to_thread(settle_heap)
         # It starts with the first request otherwise, and until then a dead core goes unnoticed.
         self.llm._run_output_handler()  # noqa: SLF001 - there is no public way

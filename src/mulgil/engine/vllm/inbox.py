@@ -8,6 +8,33 @@ from typing import Any
 Place = tuple[int, int]
 """Of a choice: the index of its prompt, and its own among the choices of that."""
 
+LONGEST_PAUSE = 0.1
+"""Seconds between two events of a stream that was gathered for the sake of others; beyond, a reader would see it."""
+
+
+class Pace:
+    """How long the streams of an engine wait from one event to the next.
+
+    What a stream costs, it costs for each event, whatever its text: where many streams would have more events in a
+    second than the process is to spend itself on, each gets fewer and longer ones.
+
+    Args:
+        interval: seconds, at least; 0 for every token as it is made, of however many streams.
+        events: a second, of all streams together.
+    """
+
+    def __init__(self, interval: float, events: int) -> None:
+        self._interval = interval
+        self._events = events
+        self.streams = 0
+        """How many there are."""
+
+    def now(self) -> float:
+        """Seconds to wait."""
+        if not self._interval:
+            return 0.0
+        return max(self._interval, min(self.streams / self._events, LONGEST_PAUSE))
+
 
 class Inbox:
     """Takes the outputs of all prompts of a request, and keeps the newest of each choice.
@@ -16,11 +43,11 @@ class Inbox:
     output is cumulative, so one that was not read is made up for by the next.
 
     Args:
-        interval: seconds from one reading to the next, at least; the first and the last wait for nothing.
+        interval: gives the seconds to the next reading, at least; the first and the last wait for nothing.
         on_output: called for every output of the engine. Must not fail.
     """
 
-    def __init__(self, interval: float, on_output: Callable[[], None]) -> None:
+    def __init__(self, interval: Callable[[], float], on_output: Callable[[], None]) -> None:
         self._interval = interval
         self._on_output = on_output
         self._loop = asyncio.get_running_loop()
@@ -62,7 +89,7 @@ class Inbox:
                     self._timer = None
         if self._error is not None:
             raise self._error
-        self._due = self._loop.time() + self._interval
+        self._due = self._loop.time() + self._interval()
         new, self._new = self._new, {}
         return new
 
