@@ -91,6 +91,8 @@ def validated(model: type[M], body: dict[str, Any], rules: BodyRules) -> M:
 
 
 def _check_content_type(value: str) -> None:
+    if value == "application/json":
+        return
     if len(value) > _LONGEST_CONTENT_TYPE or not value.isascii() or not _is_json(value):
         raise UnsupportedContentTypeError(
             f"Unsupported content type: '{value[:64]}'. This API only accepts 'application/json' requests."

@@ -62,7 +62,7 @@ class EngineSettings(_Group):
     """vLLM's parser for the model's reasoning, which is then told apart as `reasoning_content`."""
     template_options: Names = ("enable_thinking", "thinking", "reasoning_effort")
     """Keys of `chat_template_kwargs` that a request may set."""
-    chunk_interval: float = Field(default=0.03, ge=0, le=10)
+    chunk_interval: float = Field(default=0.04, ge=0, le=10)
     """Seconds between two events of a stream, at least, so that fast answers of many streams cost the server and
     their readers less; the first text and the end come at once. 0 sends each token as it is made. Of vLLM; the
     simulated engine keeps to its script."""

@@ -19,6 +19,7 @@ from mulgil.schemas.chat import ChatCompletionRequest
 from mulgil.schemas.messages import ChatMessage
 from mulgil.schemas.tokenize import TokenizeRequest
 
+_AT_ONCE = 4 * 1024  # characters, which take template and tokenizer less than 2 ms
 _LONGEST_CHARACTER = 4  # bytes, hence tokens
 _TAG = re.compile(r"</?\w+>")
 _TEMPLATE_OPTIONS = {"tokenize": False, "add_generation_prompt": True, "continue_final_message": False}
@@ -86,11 +87,7 @@ class PromptRenderer:
             if isinstance(prompt, list):
                 check_vocabulary(prompt, self._vocabulary, param="prompt")
         try:
-            inputs: list[dict[str, Any]] = await self._llm.renderer.render_cmpl_async(
-                [{"prompt": one} if isinstance(one, str) else {"prompt_token_ids": one} for one in prompts],
-                self._llm.renderer.default_cmpl_tok_params,
-                prompt_extras={"cache_salt": self._cache_salt(tenant)},
-            )
+            inputs = await self._texts_rendered(prompts, {"cache_salt": self._cache_salt(tenant)})
         except VLLMValidationError as error:
             raise self._overflow(error, "prompt") from error
         for one in inputs:
@@ -100,6 +97,16 @@ class PromptRenderer:
                     "Invalid 'prompt': a prompt has at least one token.", param="prompt", code="invalid_value"
                 )
         return inputs
+
+    async def _texts_rendered(self, prompts: Sequence[str | list[int]], extras: dict[str, Any]) -> list[dict[str, Any]]:
+        renderer = self._llm.renderer
+        asked = (
+            [{"prompt": one} if isinstance(one, str) else {"prompt_token_ids": one} for one in prompts],
+            renderer.default_cmpl_tok_params,
+        )
+        if sum(map(len, prompts)) <= _AT_ONCE:
+            return list(renderer.render_cmpl(*asked, prompt_extras=extras))
+        return list(await renderer.render_cmpl_async(*asked, prompt_extras=extras))
 
     def check_ids(self, request: TextRequest) -> None:
         """Refuse token ids that the model does not have.
@@ -166,8 +173,8 @@ class PromptRenderer:
             TokenizeParams(max_total_tokens=self._limit, add_special_tokens=False),
         )
         extras = {"cache_salt": self._cache_salt(tenant)}
-        if self._aside.takes(size):
-            # Only parts of the other way leave the event loop.
+        if size <= _AT_ONCE or self._aside.takes(size):
+            # Only parts of the other way leave the event loop, and changing threads takes longer than a short text.
             render = partial(renderer.render_chat, *asked, prompt_extras=extras)
             _, (rendered,) = await self._aside.run(render, size=size)
         else:
