@@ -81,6 +81,7 @@ COPY deploy/docker/healthcheck.py /opt/mulgil/healthcheck.py
 ENV HOME=/var/cache/mulgil \
     XDG_CACHE_HOME=/var/cache/mulgil \
     XDG_CONFIG_HOME=/var/cache/mulgil/config \
+    XDG_STATE_HOME=/var/lib \
     PYTHONUNBUFFERED=1 \
     MULGIL_HOST=0.0.0.0
 WORKDIR /var/lib/mulgil

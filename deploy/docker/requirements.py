@@ -1,4 +1,4 @@
-"""Prints what pyproject.toml asks for, with the versions of constraints.txt: the layers of the image below our own wheel.
+"""Prints what pyproject.toml asks for, with the versions of constraints.txt: the layers below our own wheel.
 
 requirements.py EXTRA,EXTRA…; both files lie in the folder that it is run in.
 """
@@ -31,4 +31,5 @@ def exact(requirement: str, pinned: dict[str, str]) -> str:
 
 
 if __name__ == "__main__":
-    print("\n".join(wanted([extra for extra in sys.argv[1].split(",") if extra])))
+    for line in wanted([extra for extra in sys.argv[1].split(",") if extra]):
+        sys.stdout.write(f"{line}\n")

@@ -1,12 +1,15 @@
 """Two gateways, Valkey and nginx with the settings of docker-compose.yml, as processes on the loopback."""
 
 import asyncio
+import os
 import signal
+import sys
 from collections import Counter
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import httpx2
+import orjson
 import pytest
 import redis.asyncio
 from harness import KEY, chat_body, events, script
@@ -52,6 +55,21 @@ async def test_both_gateways_answer_under_one_budget_and_their_store_is_as_compo
         async with redis.asyncio.from_url(running.store.url) as stranger:
             with pytest.raises(redis.AuthenticationError):
                 await stranger.ping()
+
+
+async def test_a_key_that_is_made_beside_a_gateway_opens_all_of_them(tmp_path: Path) -> None:
+    async with stack() as running:
+        url = f"redis://:{PASSWORD}@127.0.0.1:{running.store.port}"
+        make = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "mulgil", "keys", "create", "--tenant", "me", "--json"),
+            env=os.environ | {"MULGIL_REDIS_URL": url},
+            cwd=tmp_path,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        made, _ = await make.communicate()
+        headers = {"authorization": f"Bearer {orjson.loads(made)['key']}"}
+        async with httpx2.AsyncClient(headers=headers, timeout=30) as mine:
+            assert await asked(mine, running, range(10)) == {200: 10}
 
 
 async def test_a_gateway_that_is_killed_costs_its_own_streams_and_no_new_request(client: httpx2.AsyncClient) -> None:

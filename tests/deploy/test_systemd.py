@@ -58,7 +58,7 @@ def test_each_gateway_has_a_port_an_accelerator_and_folders_of_its_own() -> None
     found = directives()
     assert environment()["MULGIL_PORT"] == "8000"
     assert environment()["CUDA_VISIBLE_DEVICES"] == "0"
-    assert "mulgil/%i" in found["StateDirectory"][0].split()
+    assert found["StateDirectory"] == ["mulgil/%i"], "and no other, since the first of them is $STATE_DIRECTORY"
     assert found["WorkingDirectory"] == ["/var/lib/mulgil/%i"]
     assert environment()["MULGIL_RUN_FOLDER"].startswith("/var/lib/mulgil/0/")
 
