@@ -40,8 +40,7 @@ class Root:
     """The file system of a stage, and what its instructions have set."""
 
     folder: Path
-    layers: tuple[Path, ...]
-    variables: dict[str, str]
+    variables: dict[str, str] = field(default_factory=dict)
     workdir: str = "/"
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -56,8 +55,7 @@ class Root:
     def mount(self) -> None:
         for part in ("upper", "work", "merged"):
             (self.folder / part).mkdir(parents=True)
-        lower = ":".join(map(str, (*reversed(self.layers), Path("/"))))
-        options = f"lowerdir={lower},upperdir={self.upper},workdir={self.folder / 'work'}"
+        options = f"lowerdir=/,upperdir={self.upper},workdir={self.folder / 'work'}"
         shell("mount", "-t", "overlay", "overlay", "-o", options, str(self.merged))
         for inside in ("proc", "dev", "sys"):
             shell("mount", "--rbind", f"/{inside}", str(self.merged / inside))
@@ -96,11 +94,10 @@ def build(name: str, folder: Path, arguments: dict[str, str], roots: dict[str, R
     stage = dockerfile()[1][name]
     base = filled(stage.base, arguments)
     if base in dockerfile()[1]:
-        below = build(base, folder, arguments, roots)
-        root = Root(folder / name, (*below.layers, below.upper), dict(below.variables), below.workdir)
+        root = build(base, folder, arguments, roots)  # goes on in it: of each stage one other is made
     else:
-        root = Root(folder / name, (), {})
-    root.mount()
+        root = Root(folder / name)
+        root.mount()
     roots[name] = root
     for word, argument in stage.instructions:
         perform(root, stage, (word, argument), arguments, roots)
@@ -288,9 +285,9 @@ def main() -> None:
             if container.asked(["touch", f"{path}/x"]) == 0
         ],
         "stopped": container.stop(),
-        "megabytes": {name: megabytes(one.upper) for name, one in roots.items()},
+        "megabytes": megabytes(root.upper),
         "volumes": {path: megabytes(root.folder / f"volume-{number}") for number, path in enumerate(WRITABLE)},
-        "seconds": {name: one.seconds for name, one in roots.items()},
+        "seconds": root.seconds,
     }
     sys.stdout.write(json.dumps(seen, indent=1))
 
