@@ -172,14 +172,12 @@ class Container:
         """A read-only root; writable are the two folders, and what is in memory."""
         merged = str(self._root.merged)
         (self._root.merged / "root").chmod(0o711)  # this machine's Python may lie below it
-        for inside in ("proc", "dev", "sys"):
-            shell("umount", "--recursive", "--lazy", f"{merged}/{inside}")
+        shell("umount", "--recursive", "--lazy", f"{merged}/proc")  # the container gets its own
         for number, path in enumerate(WRITABLE):
             volume = self._root.folder / f"volume-{number}"
             volume.mkdir()
             shutil.chown(volume, int(self._user[0]), int(self._user[1]))
             shell("mount", "--bind", str(volume), f"{merged}{path}")
-        shell("mount", "--rbind", "/dev", f"{merged}/dev")
         shell("mount", "-t", "tmpfs", "-o", "size=2g,mode=1777", "shm", f"{merged}/dev/shm")
         shell("mount", "-t", "tmpfs", "-o", "size=1g,mode=1777", "tmp", f"{merged}/tmp")
         shell("mount", "-o", "remount,ro", merged)
