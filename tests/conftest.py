@@ -6,11 +6,25 @@ from pathlib import Path
 
 import pytest
 from embeddings import EMBEDDER
-from harness import MODEL, Server, serving, settings
+from harness import VLLM, Server, served_at, serving, settings
 from storeservers import redis_6, store_server, valkey  # noqa: F401 - fixtures
 
 from mulgil.demo_model import prepare_demo_embedder, prepare_demo_model
 from mulgil.quickstart import cache_folder
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Where gateways of another process are, that the tests of `tests/e2e` are to ask (scripts/stack)."""
+    parser.addoption("--simulated-at", metavar="URL", help="gateways on the simulated engine, for the fixture `shared`")
+    parser.addoption("--vllm-at", metavar="URL", help="gateways on vLLM, for the fixture `vllm_server`")
+    parser.addoption("--heavy", action="store_true", help="also what takes minutes: the tests that are marked so")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--heavy"):
+        for item in items:
+            for mark in item.iter_markers("heavy"):
+                item.add_marker(pytest.mark.skip(reason=f"{mark.kwargs['reason']}; pytest --heavy runs it"))
 
 
 @pytest.fixture
@@ -21,9 +35,10 @@ async def server() -> AsyncGenerator[Server]:
 
 
 @pytest.fixture(scope="session")
-async def shared() -> AsyncGenerator[Server]:
+async def shared(request: pytest.FixtureRequest) -> AsyncGenerator[Server]:
     """One gateway on the simulated engine, for tests that leave it as they found it."""
-    async with serving() as running:
+    url: str | None = request.config.getoption("--simulated-at")
+    async with served_at(url) if url else serving() as running:
         yield running
 
 
@@ -47,19 +62,20 @@ def demo_embedder() -> Path:
 
 
 @pytest.fixture(scope="session")
-async def vllm_server(demo_model: Path, demo_embedder: Path) -> AsyncGenerator[Server]:
+async def vllm_server(request: pytest.FixtureRequest) -> AsyncGenerator[Server]:
     """A gateway on real vLLM with both demo models, started once for all tests."""
+    url: str | None = request.config.getoption("--vllm-at")
+    if url:
+        async with served_at(url) as elsewhere:
+            yield elsewhere
+        return
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     chosen = settings(
-        engine="vllm",
-        model=str(demo_model),
-        served_model_name=(MODEL,),
-        max_num_seqs=16,
-        max_model_len=2048,
-        tool_call_parser="hermes",
-        embeddings_model=str(demo_embedder),
+        **VLLM,
+        model=str(request.getfixturevalue("demo_model")),
+        embeddings_model=str(request.getfixturevalue("demo_embedder")),
         embeddings_served_name=(EMBEDDER,),
     )
     async with serving(chosen) as running:

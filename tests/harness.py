@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx2
 import orjson
+import pytest
 from pydantic import SecretStr
 
 from mulgil.admission.store import BudgetStore
@@ -20,6 +21,14 @@ from mulgil.settings import Settings
 
 KEY = "sk-mg-test-key-of-the-suite"
 MODEL = "demo"
+VLLM: dict[str, Any] = {
+    "engine": "vllm",
+    "served_model_name": (MODEL,),
+    "max_num_seqs": 16,
+    "max_model_len": 2048,
+    "tool_call_parser": "hermes",
+}
+"""How the demo model is served to the tests that need it."""
 UNLIMITED = Path(__file__).parent / "unlimited.toml"
 
 
@@ -68,6 +77,38 @@ class Server:
 
     async def open_socket(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection(self.host, self.port)
+
+
+class ServerElsewhere(Server):
+    """A gateway, or many behind a proxy, in processes of their own: a test that would look inside is skipped.
+
+    Args:
+        url: where it listens, without `/v1`.
+        client: with its key.
+    """
+
+    def __init__(self, url: str, client: httpx2.AsyncClient) -> None:
+        address = httpx2.URL(url)
+        # The class above is frozen, and what of it is inside a process has no value here.
+        vars(self).update(host=address.host, port=address.port, client=client)
+
+    def __repr__(self) -> str:
+        return f"ServerElsewhere({self.url})"
+
+    @property
+    def mulgil(self) -> Mulgil:
+        pytest.skip("this test looks inside the gateway, and that one is elsewhere")
+
+    @property
+    def uvicorn(self) -> GatewayServer:
+        pytest.skip("this test looks inside the server, and that one is elsewhere")
+
+
+@asynccontextmanager
+async def served_at(url: str) -> AsyncGenerator[Server]:
+    """The gateways at *url*, under the suite's key."""
+    async with httpx2.AsyncClient(base_url=url, headers={"authorization": f"Bearer {KEY}"}, timeout=30) as client:
+        yield ServerElsewhere(url, client)
 
 
 @asynccontextmanager

@@ -2,11 +2,12 @@
 
 import asyncio
 import os
+import re
 import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +53,23 @@ def rendered(*gateways: str, **variables: str) -> str:
     """The configuration that `scripts/nginx-config` prints."""
     command = [str(ROOT / "scripts/nginx-config"), *gateways]
     return subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=True).stdout
+
+
+def checked(variables: Mapping[str, str]) -> str:
+    """The configuration that nginx's image makes of our template with these variables, after nginx has accepted it.
+
+    It may name no host that this machine cannot find, but for those that are looked up later.
+    """
+    template = (ROOT / "nginx/mulgil.conf.template").read_text()
+    config = re.sub(r"\$\{(NGINX_[A-Z_]+)\}", lambda found: variables[found[1]], template)
+    with tempfile.TemporaryDirectory(prefix="mg-nginx-") as name:
+        folder = Path(name)
+        (folder / "mulgil.conf").write_text(config)
+        (folder / "nginx.conf").write_text(MAIN.format(folder=folder, around="", user=""))
+        command = [str(nginx_binary()), "-t", "-p", str(folder), "-c", str(folder / "nginx.conf")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return config
 
 
 @asynccontextmanager

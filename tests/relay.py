@@ -61,7 +61,7 @@ class Relay:
     async def _back(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         left: int | None = None  # bytes until the cut
         while data := await reader.read(65_536):
-            if b"content-type: text/event-stream" in data:
+            if b"content-type: text/event-stream" in data.lower():  # nginx has it with capitals
                 self.streams += 1
                 left = self.cuts.popleft() if self.cuts else None
             piece = data if left is None else data[:left]

@@ -71,7 +71,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_script_and_file_that_is_named_exists(page: Path) -> None:
-    for name in re.findall(r"`?((?:scripts|deploy|src|tests|docs)/[A-Za-z0-9_./-]+[A-Za-z0-9])", page.read_text()):
+    for name in re.findall(r"`?((?:scripts|deploy|src|tests|docs)/[A-Za-z0-9_./@-]+[A-Za-z0-9])", page.read_text()):
         assert (ROOT / name).exists(), name
 
 
