@@ -7,10 +7,17 @@ from pathlib import Path
 import pytest
 from embeddings import EMBEDDER
 from harness import MODEL, Server, serving, settings
+from postgresserver import postgres_server  # noqa: F401 - a fixture
 from storeservers import redis_6, store_server, valkey  # noqa: F401 - fixtures
 
 from mulgil.demo_model import prepare_demo_embedder, prepare_demo_model
 from mulgil.quickstart import cache_folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def state(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What gateways of their own process keep is not the user's."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
 
 
 @pytest.fixture

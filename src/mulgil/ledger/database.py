@@ -1,35 +1,24 @@
 """The rows in SQLite or PostgreSQL, by SQLAlchemy Core."""
 
 import asyncio
-import importlib.util
 from collections import Counter
 from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
-from pathlib import Path
 from typing import Any
 
-from sqlalchemy import BigInteger, cast, event, func, select
+from sqlalchemy import BigInteger, cast, func, select
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from mulgil.ledger.base import UsageRow
+from mulgil.ledger.connecting import checked, connect, is_sqlite
 from mulgil.ledger.migrating import migrate
 from mulgil.ledger.tables import DAYS, SUMS, USAGE
 
 GROUPS = ("tenant", "key_id", "model", "status", "day")
 """The columns that sums can be told apart by."""
-
-_DRIVERS = {
-    "sqlite": "sqlite+aiosqlite",
-    "sqlite+aiosqlite": "sqlite+aiosqlite",
-    "postgres": "postgresql+asyncpg",
-    "postgresql": "postgresql+asyncpg",
-    "postgresql+asyncpg": "postgresql+asyncpg",
-}
 
 
 class DatabaseError(Exception):
@@ -74,19 +63,17 @@ class UsageDatabase:
     """
 
     def __init__(self, url: str, *, timeout: float = 5.0) -> None:
-        self._url = _checked(url)
+        self._url = checked(url)
         self._timeout = timeout
-        self._is_sqlite = self._url.get_backend_name() == "sqlite"
-        self._engine = self._connect()
+        self._is_sqlite = is_sqlite(self._url)
+        self._engine = connect(self._url, timeout)
         self._open = False
 
     async def open(self) -> None:
         """Make or mend the tables, unless that is done."""
         if not self._open:
             try:
-                if self._is_sqlite:
-                    _make_folder(Path(self._url.database or ""))
-                await migrate(self._connect)
+                await asyncio.to_thread(migrate, self._url, self._timeout)
             except Exception as error:
                 raise DatabaseError(_reason(error)) from error
             self._open = True
@@ -152,52 +139,8 @@ class UsageDatabase:
         except Exception as error:
             raise DatabaseError(_reason(error)) from error
 
-    def _connect(self) -> AsyncEngine:
-        if self._is_sqlite:
-            engine = create_async_engine(self._url, connect_args={"timeout": self._timeout})
-            event.listen(engine.sync_engine, "connect", _prepare_sqlite)
-            return engine
-        limits = {"timeout": self._timeout, "command_timeout": self._timeout}
-        return create_async_engine(
-            self._url,
-            pool_size=2,
-            max_overflow=2,
-            pool_timeout=self._timeout,
-            pool_pre_ping=True,
-            connect_args=limits | {"server_settings": {"application_name": "mulgil"}},
-        )
-
 
 _FIELDS = tuple(name for name in USAGE.c.keys() if name != "day")  # noqa: SIM118 - iterating gives columns
-
-
-def _checked(text: str) -> URL:
-    try:
-        url = make_url(text)
-        driver = _DRIVERS[url.drivername]
-    except (ArgumentError, ValueError, KeyError):
-        raise ValueError("the URL of the usage database must begin with sqlite:/// or postgresql://") from None
-    if driver.startswith("sqlite") and (url.host or url.database in (None, "", ":memory:")):
-        raise ValueError(
-            "the URL of the usage database must name a file: sqlite:///usage.db, sqlite:////var/lib/usage.db"
-        )
-    if driver.endswith("asyncpg"):
-        if importlib.util.find_spec("asyncpg") is None:
-            raise ValueError("for usage in PostgreSQL asyncpg is needed: pip install 'mulgil[postgres]'")
-        if mode := url.query.get("sslmode"):  # libpq's word; the driver's is another
-            url = url.difference_update_query(["sslmode"]).update_query_dict({"ssl": mode})
-    return url.set(drivername=driver)
-
-
-def _make_folder(file: Path) -> None:
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-
-def _prepare_sqlite(connection: Any, _: Any) -> None:
-    cursor = connection.cursor()
-    cursor.execute("PRAGMA journal_mode=WAL")  # readers and the writer do not wait for each other
-    cursor.execute("PRAGMA synchronous=FULL")  # what is committed outlives a power cut
-    cursor.close()
 
 
 def _sum(column: Any) -> Any:

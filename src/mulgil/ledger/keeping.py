@@ -70,6 +70,7 @@ class UsageLedger:
         self._waiting: deque[UsageRow] = deque()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._closing = False
         self._away = False
         self._disk_works = True
         self._try_at = 0.0
@@ -112,9 +113,13 @@ class UsageLedger:
         self._task = asyncio.create_task(self._keep())
 
     async def close(self) -> None:
+        self._closing = True
+        self._wake.set()
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+            _, late = await asyncio.wait([self._task], timeout=self._pace.last_words)
+            if late:
+                self._task.cancel()
+                await asyncio.wait(late)
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._pace.last_words):
@@ -139,7 +144,7 @@ class UsageLedger:
 
     async def _keep(self) -> None:
         await self._on_disk(self._spool.adopt)
-        while True:
+        while not self._closing:
             try:
                 await self._write_out()
                 await self._read_spending()
