@@ -170,30 +170,49 @@ async def late_store(server: StoreServer | None) -> AsyncGenerator[BudgetStore]:
         await store.close()
 
 
+@dataclass
+class Books:
+    """Where it is written down.
+
+    Attributes:
+        store: a late one.
+        usage: URL of the ledger's database.
+        postgres: its server, if it has one.
+    """
+
+    store: BudgetStore
+    usage: str
+    postgres: PostgresServer | None = None
+
+    async def break_down(self) -> None:
+        """In the middle of the storm the database is killed, and comes back."""
+        if self.postgres is not None:
+            await asyncio.sleep(0.5)
+            self.postgres.kill()
+            await asyncio.sleep(0.5)
+            await asyncio.to_thread(self.postgres.start)
+
+
 @pytest.fixture(params=["memory and SQLite", "Valkey and PostgreSQL"])
-async def books(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[tuple[BudgetStore, str]]:
-    """A late store, and the URL of the ledger's database."""
+async def books(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[Books]:
     if request.param == "memory and SQLite":
         async with late_store(None) as store:
-            yield store, f"sqlite:///{tmp_path / 'usage.db'}"
+            yield Books(store, f"sqlite:///{tmp_path / 'usage.db'}")
         return
     postgres: PostgresServer = request.getfixturevalue("postgres_server")
     async with late_store(request.getfixturevalue("store_server")) as store, database(postgres, "storm") as url:
-        yield store, url
+        yield Books(store, url, postgres)
 
 
 @pytest.mark.timeout(180)
-async def test_a_storm_of_hang_ups_is_charged_to_the_token_and_leaks_nothing(
-    tmp_path: Path, books: tuple[BudgetStore, str]
-) -> None:
-    store, usage = books
+async def test_a_storm_of_hang_ups_is_charged_to_the_token_and_leaks_nothing(tmp_path: Path, books: Books) -> None:
     keys = {who: f"sk-mg-key-of-the-storm-{who}" for who in "AB"}
     accepted = tuple(SecretStr(key) for key in keys.values())
     chosen = settings(
         config=generous(tmp_path),
         api_keys=accepted,
         lease_renew_interval=0.5,
-        usage_url=SecretStr(usage),
+        usage_url=SecretStr(books.usage),
         state_folder=tmp_path,
     )
     engine = CountingEngine()
@@ -203,7 +222,7 @@ async def test_a_storm_of_hang_ups_is_charged_to_the_token_and_leaks_nothing(
     async def build() -> CountingEngine:
         return engine
 
-    async with serving(chosen, engine=build, store=store) as server:
+    async with serving(chosen, engine=build, store=books.store) as server:
 
         async def one(number: int) -> None:
             who = "AB"[number % 2]
@@ -211,7 +230,7 @@ async def test_a_storm_of_hang_ups_is_charged_to_the_token_and_leaks_nothing(
                 sent = request(chance, who, keys[who])
                 await (cut(server, sent, chance) if chance.random() < 1 / 3 else whole(server, sent))
 
-        await asyncio.gather(*(one(number) for number in range(2_000)))
+        await asyncio.gather(books.break_down(), *(one(number) for number in range(2_000)))
         key_ids = {who: await key_id(server, key) for who, key in keys.items()}
         await eventually(lambda: server.mulgil.gateway.running == 0, within=10)
         await eventually(lambda: not server.mulgil.leases._tasks, within=10)
@@ -228,5 +247,5 @@ async def test_a_storm_of_hang_ups_is_charged_to_the_token_and_leaks_nothing(
         assert found.tenant.output_tokens == engine.counts.output.total()
 
     for who, name in key_ids.items():
-        charged = await in_the_ledger(usage, name)
+        charged = await in_the_ledger(books.usage, name)
         assert charged == (engine.counts.accepted[who], engine.counts.prompt[who], engine.counts.output[who])

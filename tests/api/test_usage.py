@@ -185,7 +185,7 @@ async def test_while_the_database_is_away_requests_go_on_and_usage_cannot_be_rea
 async def test_a_quota_that_is_used_up_is_told_as_openai_does(tmp_path: Path, quota: str) -> None:
     config = CONFIG.replace("[tiers.default]", f"[tiers.default]\n{quota}\ntenant = {{ tokens_per_day = 300 }}")
     async with serving(settings(**chosen(tmp_path, config))) as server:
-        answers = []
+        answers: list[httpx2.Response] = []
         while not answers or (answers[-1].status_code == 200 and len(answers) < 30):
             answers.append(await ask(server, ONE, tokens=5))
         assert 1 < len(answers) < 30

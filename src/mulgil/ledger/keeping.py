@@ -120,6 +120,7 @@ class UsageLedger:
             if late:
                 self._task.cancel()
                 await asyncio.wait(late)
+        self._try_at = 0.0
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._pace.last_words):
