@@ -28,9 +28,9 @@ async def server() -> AsyncGenerator[Server]:
 
 
 @pytest.fixture(scope="session")
-async def shared() -> AsyncGenerator[Server]:
+async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Server]:
     """One gateway on the simulated engine, for tests that leave it as they found it."""
-    async with serving() as running:
+    async with serving(settings(usage_url=None, state_folder=tmp_path_factory.mktemp("shared"))) as running:
         yield running
 
 

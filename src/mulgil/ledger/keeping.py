@@ -27,7 +27,7 @@ class Pace:
 
     Attributes:
         interval: seconds for which rows are gathered.
-        batch: rows in one transaction; as many do not wait for the interval.
+        batch: rows in one transaction, which holds up the event loop for 3 ms; as many do not wait for the interval.
         most: rows that wait in memory, at most. More come only where neither the database nor the disk takes any.
         pause: seconds until a database that was away is tried again.
         refresh: seconds after which the database is asked again what keys with a quota have spent.
@@ -36,7 +36,7 @@ class Pace:
     """
 
     interval: float = 1.0
-    batch: int = 500
+    batch: int = 100
     most: int = 100_000
     pause: float = 2.0
     refresh: float = 10.0
