@@ -166,6 +166,7 @@ def mulgil(
         "REDIS_URL": redis_url,
         "KEYS_FILE": str(known.file),
         "RUN_FOLDER": str(folder / "run"),
+        "STATE_FOLDER": str(folder / "state"),
         "LOG_LEVEL": "warning",
         "PORT": str(port),
         **more,

@@ -198,6 +198,7 @@ async def serve(engine: str, folder: Path) -> None:
             "embeddings_model": str(prepare_demo_embedder(cache_folder(), lambda line: None)),
         }
     (folder / "keys.toml").touch()
+    given |= {"usage_url": None, "state_folder": folder}
     chosen = settings(admin_token=SecretStr(ADMIN), keys_file=folder / "keys.toml", engine_check_interval=1.0, **given)
     mulgil = build(chosen)
     mulgil.lag.interval, mulgil.lag.window = 0.002, WINDOW

@@ -16,10 +16,18 @@ from mulgil.settings import (
     LimitSettings,
     ServerSettings,
     Settings,
+    UsageSettings,
 )
 
 ROOT = Path(__file__).parent.parent
-GROUPS: tuple[type[BaseModel], ...] = (KeySettings, LimitSettings, ServerSettings, EngineSettings, EmbeddingSettings)
+GROUPS: tuple[type[BaseModel], ...] = (
+    KeySettings,
+    LimitSettings,
+    UsageSettings,
+    ServerSettings,
+    EngineSettings,
+    EmbeddingSettings,
+)
 
 
 def written(name: str, field: FieldInfo) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from embeddings import EMBEDDER
 from harness import VLLM, Server, served_at, serving, settings
+from postgresserver import postgres_server  # noqa: F401 - a fixture
 from storeservers import redis_6, store_server, valkey  # noqa: F401 - fixtures
 
 from mulgil.demo_model import prepare_demo_embedder, prepare_demo_model
@@ -27,6 +28,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason=f"{mark.kwargs['reason']}; pytest --heavy runs it"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def state(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What gateways of their own process keep is not the user's."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
 @pytest.fixture
 async def server() -> AsyncGenerator[Server]:
     """A gateway on the simulated engine."""
@@ -35,10 +42,11 @@ async def server() -> AsyncGenerator[Server]:
 
 
 @pytest.fixture(scope="session")
-async def shared(request: pytest.FixtureRequest) -> AsyncGenerator[Server]:
+async def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Server]:
     """One gateway on the simulated engine, for tests that leave it as they found it."""
     url: str | None = request.config.getoption("--simulated-at")
-    async with served_at(url) if url else serving() as running:
+    own = settings(usage_url=None, state_folder=tmp_path_factory.mktemp("shared"))
+    async with served_at(url) if url else serving(own) as running:
         yield running
 
 

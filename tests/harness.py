@@ -45,6 +45,7 @@ def settings(**changes: Any) -> Settings:
         # A test that kills its engine wants to see it dead.
         "engine_rebuilds": 0,
         "engine_canary": False,
+        "usage_url": SecretStr("off"),
     }
     return Settings.model_construct(
         **{name: field.get_default(call_default_factory=True) for name, field in Settings.model_fields.items()}

@@ -1,22 +1,27 @@
-"""Two thousand requests, a third of them hung up at random moments, with a store that answers late."""
+"""Two thousand requests, a third of them hung up at random moments, with a store that answers late: the store's books,
+the ledger's and the engine's own must say the same."""
 
 import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Sequence
-from dataclasses import dataclass, field
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
 import orjson
 import pytest
 from harness import Server, chat_body, eventually, hanging_up, raw_request, script, serving, settings
+from postgresserver import PostgresServer, database
 from pydantic import SecretStr
 from storeservers import StoreServer, proxied
+from usagerows import EVER, kept_rows
 
 from mulgil.admission.store import Account, Balances, BudgetStore, Decision, Report, Reservation, Settlement
 from mulgil.engine.base import Prepared, Snapshot, TextRequest
 from mulgil.engine.simulated import SimulatedEngine
+from mulgil.ledger.database import UsageDatabase
 from mulgil.stores.memory import MemoryStore
 from mulgil.stores.redis import RedisStore
 
@@ -121,6 +126,27 @@ async def balances(server: Server, key: str) -> Balances:
     return await server.mulgil.store.balances(Account(caller.tenant, caller.key_id))
 
 
+async def key_id(server: Server, key: str) -> str:
+    caller = await server.mulgil.keys.find(key.encode())
+    assert caller is not None
+    return caller.key_id
+
+
+async def in_the_ledger(url: str, key: str) -> tuple[int, int, int]:
+    """Requests that were charged, their prompt tokens and their completion tokens, in the rows of a key."""
+    usage = UsageDatabase(url)
+    try:
+        rows = [row for row in await kept_rows(usage) if row.key_id == key]
+        (summed,) = await usage.sums([], replace(EVER, having=(("key_id", key),)))
+        days = await usage.spent({"default"}, {key}, EVER.since.date())
+    finally:
+        await usage.close()
+    prompt, output = sum(row.prompt_tokens for row in rows), sum(row.completion_tokens for row in rows)
+    assert (summed.prompt_tokens, summed.completion_tokens) == (prompt, output)
+    assert sum(day.prompt_tokens + day.completion_tokens for day in days) == prompt + output
+    return sum(row.prompt_tokens > 0 for row in rows), prompt, output
+
+
 def generous(folder: Path) -> Path:
     """Limits that are counted and not met, but for concurrency, which is met now and then."""
     config = folder / "mulgil.toml"
@@ -131,26 +157,64 @@ def generous(folder: Path) -> Path:
     return config
 
 
-@pytest.fixture(params=["memory", "valkey"])
-async def late_store(request: pytest.FixtureRequest, store_server: StoreServer) -> AsyncGenerator[BudgetStore]:
-    """A store that answers 20 ms late."""
-    if request.param == "memory":
+@asynccontextmanager
+async def late_store(server: StoreServer | None) -> AsyncGenerator[BudgetStore]:
+    """A store that answers 20 ms late: that of the *server*, or one of this process."""
+    if server is None:
         yield LateStore(MemoryStore())
         return
-    async with proxied(store_server) as proxy:
+    async with proxied(server) as proxy:
         proxy.delay = LATENCY / 2
         store = RedisStore(proxy.url, timeout=5)
         yield store
         await store.close()
 
 
+@dataclass
+class Books:
+    """Where it is written down.
+
+    Attributes:
+        store: a late one.
+        usage: URL of the ledger's database.
+        postgres: its server, if it has one.
+    """
+
+    store: BudgetStore
+    usage: str
+    postgres: PostgresServer | None = None
+
+    async def break_down(self) -> None:
+        """In the middle of the storm the database is killed, and comes back."""
+        if self.postgres is not None:
+            await asyncio.sleep(0.5)
+            self.postgres.kill()
+            await asyncio.sleep(0.5)
+            await asyncio.to_thread(self.postgres.start)
+
+
+@pytest.fixture(params=["memory and SQLite", "Valkey and PostgreSQL"])
+async def books(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[Books]:
+    if request.param == "memory and SQLite":
+        async with late_store(None) as store:
+            yield Books(store, f"sqlite:///{tmp_path / 'usage.db'}")
+        return
+    postgres: PostgresServer = request.getfixturevalue("postgres_server")
+    async with late_store(request.getfixturevalue("store_server")) as store, database(postgres, "storm") as url:
+        yield Books(store, url, postgres)
+
+
 @pytest.mark.timeout(180)
-async def test_a_storm_of_hang_ups_is_charged_to_the_token_and_leaks_nothing(
-    tmp_path: Path, late_store: BudgetStore
-) -> None:
+async def test_a_storm_of_hang_ups_is_charged_to_the_token_and_leaks_nothing(tmp_path: Path, books: Books) -> None:
     keys = {who: f"sk-mg-key-of-the-storm-{who}" for who in "AB"}
     accepted = tuple(SecretStr(key) for key in keys.values())
-    chosen = settings(config=generous(tmp_path), api_keys=accepted, lease_renew_interval=0.5)
+    chosen = settings(
+        config=generous(tmp_path),
+        api_keys=accepted,
+        lease_renew_interval=0.5,
+        usage_url=SecretStr(books.usage),
+        state_folder=tmp_path,
+    )
     engine = CountingEngine()
     chance = random.Random(20261129)
     gate = asyncio.Semaphore(200)
@@ -158,7 +222,7 @@ async def test_a_storm_of_hang_ups_is_charged_to_the_token_and_leaks_nothing(
     async def build() -> CountingEngine:
         return engine
 
-    async with serving(chosen, engine=build, store=late_store) as server:
+    async with serving(chosen, engine=build, store=books.store) as server:
 
         async def one(number: int) -> None:
             who = "AB"[number % 2]
@@ -166,7 +230,8 @@ async def test_a_storm_of_hang_ups_is_charged_to_the_token_and_leaks_nothing(
                 sent = request(chance, who, keys[who])
                 await (cut(server, sent, chance) if chance.random() < 1 / 3 else whole(server, sent))
 
-        await asyncio.gather(*(one(number) for number in range(2_000)))
+        await asyncio.gather(books.break_down(), *(one(number) for number in range(2_000)))
+        key_ids = {who: await key_id(server, key) for who, key in keys.items()}
         await eventually(lambda: server.mulgil.gateway.running == 0, within=10)
         await eventually(lambda: not server.mulgil.leases._tasks, within=10)
         assert engine.load().unfinished == 0
@@ -180,3 +245,7 @@ async def test_a_storm_of_hang_ups_is_charged_to_the_token_and_leaks_nothing(
         assert (found.tenant.held_tokens, found.tenant.concurrency) == (0, 0)
         assert found.tenant.requests == engine.counts.accepted.total() > 1_000
         assert found.tenant.output_tokens == engine.counts.output.total()
+
+    for who, name in key_ids.items():
+        charged = await in_the_ledger(books.usage, name)
+        assert charged == (engine.counts.accepted[who], engine.counts.prompt[who], engine.counts.output[who])

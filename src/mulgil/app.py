@@ -27,6 +27,7 @@ from mulgil.api import (
     page,
     streams,
     tokenize,
+    usage,
     websocket,
 )
 from mulgil.api.admin_access import ADMIN_PATHS, AdminMiddleware
@@ -43,6 +44,7 @@ from mulgil.engine.base import Engine
 from mulgil.engine.supervisor import Health, Supervisor
 from mulgil.gateway import Gateway
 from mulgil.kept import KeptStreams
+from mulgil.ledgers import Usage, build_usage
 from mulgil.loop_lag import LoopLag
 from mulgil.rules import body_rules, keep_rules, patience_of
 from mulgil.schemas.chat import ChatCompletion, ChatCompletionRequest
@@ -51,6 +53,7 @@ from mulgil.schemas.embedding import EmbeddingList, EmbeddingRequest
 from mulgil.schemas.models import Model, ModelList
 from mulgil.schemas.streams import Stream, StreamDeleted, Ticket
 from mulgil.schemas.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
+from mulgil.schemas.usage_report import UsageReport
 from mulgil.settings import Settings, unknown_variables
 from mulgil.stores.guard import GuardedStore
 from mulgil.tiers import load_tiers
@@ -87,6 +90,7 @@ class Mulgil:
     leases: Leases
     store: GuardedStore
     lag: LoopLag
+    usage: Usage
 
     @property
     def health(self) -> Health:
@@ -154,7 +158,8 @@ def build(
         with_fallback(guarded, settings), ttl=settings.lease_ttl, renew_interval=settings.lease_renew_interval
     )
     tiers = load_tiers(settings.config)
-    gates = Gates(tiers, leases, build_queue(settings, supervisor.engine))
+    kept_usage = build_usage(settings, tiers)
+    gates = Gates(tiers, leases, build_queue(settings, supervisor.engine), kept_usage.ledger)
     gateway = Gateway(
         supervisor.engine,
         settings.model_names,
@@ -162,7 +167,7 @@ def build(
         fingerprint=settings.fingerprint(__version__),
         rebuilt=lambda: supervisor.rebuilt(within=settings.queue_timeout),
     )
-    embedding = build_embeddings(settings, leases, tiers, after=supervisor.until_ready)
+    embedding = build_embeddings(settings, leases, tiers, kept_usage.ledger, after=supervisor.until_ready)
 
     mulgil: Mulgil
     app = FastAPI(
@@ -176,13 +181,15 @@ def build(
     )
     tickets = Tickets(ttl=settings.ticket_ttl)
     kept = KeptStreams(gateway, tickets, keep_rules(settings))
-    mulgil = Mulgil(app, supervisor, gateway, kept, embedding, keys, leases, guarded, LoopLag())
+    mulgil = Mulgil(app, supervisor, gateway, kept, embedding, keys, leases, guarded, LoopLag(), kept_usage)
     app.state.mulgil = mulgil  # for servers that are only given the application
     described = add_routes(mulgil, settings, tickets)
     if settings.admin_token and keys.store:
         audit = Audit(settings.audit_log)
         app.include_router(admin.routes(Registrar(keys.store, tiers, audit), guarded, audit, body_rules(settings)))
         described += admin.MODELS
+        if kept_usage.reports:
+            app.include_router(usage.admin_routes(kept_usage.reports))
     errors.install(app)
     openapi.install(app, described)
     add_middleware(app, settings, keys, tickets)
@@ -227,6 +234,9 @@ def add_routes(mulgil: Mulgil, settings: Settings, tickets: Tickets) -> list[typ
         StreamDeleted,
         Ticket,
     ]
+    if mulgil.usage.reports:
+        app.include_router(usage.routes(mulgil.usage.reports))
+        described.append(UsageReport)
     if embedding:
         app.include_router(embeddings.routes(embedding.gateway, rules))
         described += [EmbeddingRequest, EmbeddingList]
@@ -243,6 +253,7 @@ async def running(mulgil: Mulgil) -> AsyncGenerator[None]:
         closings.push_async_callback(mulgil.supervisor.stop)
         if mulgil.embeddings:
             closings.push_async_callback(mulgil.embeddings.supervisor.stop)
+        closings.push_async_callback(mulgil.usage.ledger.close)
         closings.push_async_callback(mulgil.leases.drain)
         closings.push_async_callback(mulgil.drain)
         closings.push_async_callback(mulgil.streams.close)
@@ -251,6 +262,7 @@ async def running(mulgil: Mulgil) -> AsyncGenerator[None]:
         if mulgil.embeddings:
             mulgil.embeddings.supervisor.start()
         mulgil.leases.start()
+        mulgil.usage.ledger.start()
         mulgil.keys.start()
         yield
 

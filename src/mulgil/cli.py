@@ -15,11 +15,13 @@ from mulgil.audit import Audit
 from mulgil.doctor_command import doctor
 from mulgil.embedders import check_embeddings_engine_args
 from mulgil.keys_command import keys_app
+from mulgil.ledgers import build_usage
 from mulgil.packaged_model import DemoModelError
 from mulgil.quickstart import completed, snippet
 from mulgil.server import serve
 from mulgil.settings import Settings, problems, unknown_variables
-from mulgil.tiers import load_tiers, shown
+from mulgil.tiers import load_prices, load_tiers, shown
+from mulgil.usage_command import usage
 
 _USAGE = 2
 _SECRET_WORDS = ("token", "key", "secret", "password")
@@ -32,6 +34,7 @@ app = typer.Typer(
 )
 app.add_typer(keys_app, name="keys")
 app.command()(doctor)
+app.command()(usage)
 # The flags of these commands are the settings themselves (docs/settings.md); `--help` lists them.
 _TAKES_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
@@ -84,6 +87,7 @@ def check_config(context: typer.Context) -> None:
             for name, value in getattr(settings, group).items()
         }
     report["tiers"] = {name: shown(tier) for name, tier in load_tiers(settings.config).items()}
+    report["prices"] = {name: price.model_dump(mode="json") for name, price in load_prices(settings.config).items()}
     typer.echo(orjson.dumps(report, option=orjson.OPT_INDENT_2).decode())
 
 
@@ -111,7 +115,7 @@ def _settings(command: str, arguments: list[str]) -> Settings:
 def _check(settings: Settings) -> None:
     try:
         settings.check()
-        load_tiers(settings.config)
+        build_usage(settings, load_tiers(settings.config))
         build_keys(settings)
         Audit(settings.audit_log)
     except ValueError as error:

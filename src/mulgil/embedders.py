@@ -12,6 +12,7 @@ from mulgil.engine.remote_embedding import RemoteEmbedder
 from mulgil.engine.simulated_embedding import SimulatedEmbedder
 from mulgil.engine.supervisor import Patience, Supervisor
 from mulgil.errors import EngineUnavailableError
+from mulgil.ledger.base import Ledger
 from mulgil.settings import Settings
 from mulgil.tiers import Tier
 
@@ -27,7 +28,12 @@ class Embeddings:
 
 
 def build_embeddings(
-    settings: Settings, leases: Leases, tiers: Mapping[str, Tier], *, after: Callable[[], Awaitable[None]]
+    settings: Settings,
+    leases: Leases,
+    tiers: Mapping[str, Tier],
+    ledger: Ledger,
+    *,
+    after: Callable[[], Awaitable[None]],
 ) -> Embeddings | None:
     """What the settings ask for; None where they ask for no embeddings.
 
@@ -35,6 +41,7 @@ def build_embeddings(
         settings: the configuration.
         leases: where budgets are taken.
         tiers: by name.
+        ledger: takes what was used.
         after: returns when the chat engine has loaded; two that measure free memory at once would mismeasure.
     """
     if not settings.embedding_names:
@@ -46,7 +53,8 @@ def build_embeddings(
         on_failed=lambda: None,
         name="embedding engine",
     )
-    return Embeddings(supervisor, EmbeddingGateway(supervisor.engine, settings.embedding_names, leases, tiers))
+    gateway = EmbeddingGateway(supervisor.engine, settings.embedding_names, leases, tiers, ledger)
+    return Embeddings(supervisor, gateway)
 
 
 def check_embeddings_engine_args(settings: Settings) -> None:

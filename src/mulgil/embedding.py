@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from mulgil.accounting import Bill, row_of_embedding
 from mulgil.admission.lease import Lease, Leases
 from mulgil.admission.policy import Charge, limits_of_tier
 from mulgil.admission.store import Account
@@ -18,6 +20,7 @@ from mulgil.errors import (
     ShuttingDownError,
     UnsupportedParameterError,
 )
+from mulgil.ledger.base import Ledger
 from mulgil.schemas.embedding import EmbeddingRequest
 from mulgil.schemas.tokenize import Tokenized, TokenizeRequest
 from mulgil.tiers import Tier, check_model_allowed
@@ -50,21 +53,28 @@ class EmbeddingGateway:
         models: names under which the embedding model is served.
         leases: where budgets are taken.
         tiers: by name; `default` is among them.
+        ledger: refuses who may spend no more, and takes what was used.
     """
 
     def __init__(
-        self, embedder: Callable[[], Embedder], models: tuple[str, ...], leases: Leases, tiers: Mapping[str, Tier]
+        self,
+        embedder: Callable[[], Embedder],
+        models: tuple[str, ...],
+        leases: Leases,
+        tiers: Mapping[str, Tier],
+        ledger: Ledger,
     ) -> None:
         self._embedder = embedder
         self.models = models
         self._leases = leases
         self._tiers = tiers
+        self._ledger = ledger
         self._work: set[asyncio.Task[list[Vector]]] = set()
         self._settlements: set[asyncio.Task[None]] = set()
         self._draining = False
 
-    async def embed(self, request: EmbeddingRequest, caller: Caller) -> Embedded:
-        """The vectors of *request*, settled.
+    async def embed(self, request: EmbeddingRequest, caller: Caller, *, request_id: str = "") -> Embedded:
+        """The vectors of *request*, settled. The ledger knows them by the *request_id* of HTTP.
 
         Cancelling the call stops the work; it is settled by a task that the cancellation cannot reach.
 
@@ -73,15 +83,17 @@ class EmbeddingGateway:
         """
         if self._draining:
             raise ShuttingDownError
-        tier = self._tier_of(caller)
+        asked, tier = time.perf_counter(), self._tier_of(caller)
         self._check_model(request.model, caller, tier)
+        await self._ledger.check(caller.tenant, caller.key_id, tier)
         embedder = self._embedder()
         prepared = await embedder.prepare(request)
         lease = self._leases.open(Account(caller.tenant, caller.key_id), *limits_of_tier(tier))
         await lease.reserve(Charge(prepared.prompt_tokens, 0))
         # From here on nothing is awaited until the task that settles the lease exists.
         work = _kept(self._work, _embed(embedder, prepared))
-        settled = _kept(self._settlements, self._settle_after(work, lease))
+        bill = Bill(lease, request_id, request.model, prepared.prompt_tokens, asked)
+        settled = _kept(self._settlements, self._settle_after(work, bill))
         try:
             await asyncio.shield(settled)
         except asyncio.CancelledError:
@@ -129,11 +141,14 @@ class EmbeddingGateway:
             raise ModelNotFoundError(model)
         check_model_allowed(model, caller.models, tier)
 
-    async def _settle_after(self, work: asyncio.Task[list[Vector]], lease: Lease) -> None:
+    async def _settle_after(self, work: asyncio.Task[list[Vector]], bill: Bill) -> None:
         await asyncio.wait([work])
         # A client that leaves pays for what it asked for; a failure of ours, a shutdown included, costs nothing.
-        left = work.cancelled() and not self._draining
-        await lease.settle(refund=not left and (work.cancelled() or work.exception() is not None))
+        error = (ShuttingDownError() if self._draining else None) if work.cancelled() else work.exception()
+        try:
+            await bill.lease.settle(refund=error is not None)
+        finally:
+            self._ledger.note(row_of_embedding(bill, error, left=work.cancelled()))
 
 
 async def _embed(embedder: Embedder, prepared: PreparedInputs) -> list[Vector]:

@@ -2,11 +2,13 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
+from mulgil.accounting import row_of_generation
 from mulgil.admission.gates import Gates
 from mulgil.admission.lease import Lease
 from mulgil.admission.policy import Charge, limits_of_tier
@@ -60,13 +62,16 @@ class Gateway:
         self._tiers = gates.tiers
         self._fingerprint = fingerprint
         self._rebuilt = rebuilt
+        self._ledger = gates.ledger
         self._running: dict[str, tuple[Generation, Engine]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._draining = False
         self.leaving = False
         """Whether it will soon take nothing on any more; balancers should send new requests elsewhere."""
 
-    async def start(self, request: TextRequest, caller: Caller, *, timed: bool = False) -> Generation:
+    async def start(
+        self, request: TextRequest, caller: Caller, *, timed: bool = False, request_id: str = ""
+    ) -> Generation:
         """Prepare, admit and run *request*; returns when the engine has accepted it.
 
         Cancelling the call leaves nothing running and nothing reserved.
@@ -75,14 +80,16 @@ class Gateway:
             request: what to answer.
             caller: who asks.
             timed: note the order in which the answer grows, so that it can be read again from anywhere.
+            request_id: of the HTTP request, for the ledger.
 
         Raises:
             MulgilError: it was refused; nothing runs, and nothing is charged.
         """
         if self._draining:
             raise ShuttingDownError
-        tier = self._tier_of(caller)
+        asked, tier = time.perf_counter(), self._tier_of(caller)
         self._check(request, caller, tier)
+        await self._ledger.check(caller.tenant, caller.key_id, tier)
         if self._rebuilt is not None:
             await self._rebuilt()
         engine = self._engine()
@@ -94,6 +101,7 @@ class Gateway:
         prepared = replace(prepared, priority=_IN_THE_ENGINE[tier.priority])
         generation = Generation(prepared, lease, model=request.model, fingerprint=self._fingerprint, timed=timed)
         generation.pacing = request.pacing or Pacing(tier.chunking)
+        generation.request_id, generation.asked = request_id, asked
         lease.made = lambda: generation.snapshot.completion_tokens
         self._running[generation.id] = generation, engine
         self._spawn(self._run(engine, prepared, generation, turn))
@@ -224,6 +232,7 @@ class Gateway:
                 await generation.lease.settle(refund=refused)
             finally:
                 del self._running[generation.id]
+                self._ledger.note(row_of_generation(generation, error, refunded=refused))
                 generation.close(error)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

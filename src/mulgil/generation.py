@@ -31,6 +31,9 @@ class Generation:
         snapshot: the newest one.
         abandoned: nobody wants the rest.
         pacing: how much of it is told at a time.
+        request_id: of the HTTP request that asked for it.
+        asked: when that was taken on, of `time.perf_counter`.
+        first_token: when it was made, on the same clock; None before.
         timeline: the order in which it grew; None where nobody will ask.
     """
 
@@ -46,6 +49,9 @@ class Generation:
         self.snapshot = Snapshot((ChoiceSnapshot(),) * prepared.width)
         self.abandoned = False
         self.pacing = EVERY_TOKEN
+        self.request_id = ""
+        self.asked = time.perf_counter()
+        self.first_token: float | None = None
         self.timeline = Timeline() if timed else None
         self._accepted = False
         self._closed = False
@@ -72,6 +78,8 @@ class Generation:
         if self.timeline is not None:
             self.timeline.note(self.snapshot, snapshot)
         self.snapshot = snapshot
+        if self.first_token is None and snapshot.completion_tokens:
+            self.first_token = time.perf_counter()
         self._accepted = True
         self._wake()
 

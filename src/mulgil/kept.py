@@ -94,8 +94,8 @@ class KeptStreams:
         """The model that answers where none is named."""
         return self._gateway.models[0]
 
-    async def start(self, request: ChatCompletionRequest, caller: Caller) -> KeptStream:
-        """Start to answer *request*; returns when the engine has accepted it.
+    async def start(self, request: ChatCompletionRequest, caller: Caller, *, request_id: str = "") -> KeptStream:
+        """Start to answer *request*, that of HTTP with this id; returns when the engine has accepted it.
 
         Raises:
             OverloadedError: as many streams as may be kept are running.
@@ -103,7 +103,7 @@ class KeptStreams:
         """
         if len(self._streams) >= self._rules.most and not self._make_room():
             raise OverloadedError("The server keeps as many streams as it may.", retry_after=5.0)
-        generation = await self._gateway.start(request, caller, timed=True)
+        generation = await self._gateway.start(request, caller, timed=True, request_id=request_id)
         kept = KeptStream(f"stream_{generation.id.partition('-')[2]}", generation, request, caller)
         self._streams[kept.id] = kept
         self._wait_for_a_reader(kept)

@@ -1,13 +1,15 @@
-"""Tiers: named limits and rights, from `mulgil.toml`."""
+"""`mulgil.toml`: tiers, which are named limits and rights, and what models cost."""
 
 import tomllib
 from collections.abc import Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from mulgil.errors import PermissionDeniedError
+from mulgil.prices import Amount, Price, Prices
 
 DEFAULT = "default"
 TierName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
@@ -20,10 +22,16 @@ def _none_when_unlimited(value: Any) -> Any:
 
 
 Limit = Annotated[Annotated[int, Field(ge=1, le=2**53, strict=True)] | None, BeforeValidator(_none_when_unlimited)]
+Money = Annotated[Annotated[Amount, Field(gt=0)] | None, BeforeValidator(_none_when_unlimited)]
 
 
 class TierLimits(BaseModel):
-    """The four limits of one scope; None is no limit, written `"unlimited"`."""
+    """The limits of one scope, and its quotas of a day and a month; None is none, written `"unlimited"`.
+
+    Attributes:
+        tokens_per_day, tokens_per_month: of prompts and answers together.
+        cost_per_day, cost_per_month: by the prices of the models.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -31,6 +39,16 @@ class TierLimits(BaseModel):
     input_tokens_per_minute: Limit = 100_000
     output_tokens_per_minute: Limit = 50_000
     concurrent_requests: Limit = 10
+    tokens_per_day: Limit = None
+    tokens_per_month: Limit = None
+    cost_per_day: Money = None
+    cost_per_month: Money = None
+
+    @property
+    def has_quota(self) -> bool:
+        """Whether what may be spent in a day or a month is bounded."""
+        quotas = (self.tokens_per_day, self.tokens_per_month, self.cost_per_day, self.cost_per_month)
+        return quotas != (None, None, None, None)
 
 
 class Tier(TierLimits):
@@ -62,10 +80,17 @@ class Tier(TierLimits):
         return table
 
 
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    price: Price = Price()
+
+
 class _File(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     tiers: dict[TierName, Tier] = Field(default_factory=dict)
+    models: dict[str, _Model] = Field(default_factory=dict)
 
 
 def load_tiers(path: Path | None) -> Mapping[str, Tier]:
@@ -74,16 +99,29 @@ def load_tiers(path: Path | None) -> Mapping[str, Tier]:
     Raises:
         ValueError: the file cannot be read, or is wrong; names the file, the table and the field.
     """
+    return {DEFAULT: Tier(), **_read(path).tiers}
+
+
+def load_prices(path: Path | None) -> Prices:
+    """The prices of the models that *path* names.
+
+    Raises:
+        ValueError: as `load_tiers`.
+    """
+    return {name: model.price for name, model in _read(path).models.items()}
+
+
+def _read(path: Path | None) -> _File:
     if path is None:
-        return {DEFAULT: Tier()}
+        return _File()
     try:
-        found = _File.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        # Not floats: 0.1 is to be a tenth.
+        return _File.model_validate(tomllib.loads(path.read_text(encoding="utf-8"), parse_float=Decimal))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         raise ValueError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from None
-    return {DEFAULT: Tier(), **found.tiers}
 
 
 def shown(tier: TierLimits) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def routes(streams: KeptStreams, tickets: Tickets, rules: BodyRules, silence: Si
     async def create_stream(request: Request) -> Response:
         asked = await read_chat(request, rules, streamed=True)
         caller = caller_of(request.scope)
-        kept = await unless_gone(request.receive, streams.start(asked, caller))
+        kept = await _start(request, streams, asked)
         ticket, use_by = tickets.mint(caller, kept.id)
         generation = kept.generation
         told = Stream(
@@ -79,17 +79,20 @@ def routes(streams: KeptStreams, tickets: Tickets, rules: BodyRules, silence: Si
     async def ask(request: Request) -> Response:
         ticket = context_of(request.scope).ticket
         if ticket is None:
-            kept = await unless_gone(
-                request.receive, streams.start(_question(request, streams), caller_of(request.scope))
-            )
+            kept = await _start(request, streams, _question(request, streams))
             return _read(request, kept, streams, silence)
         async with ticket.starting:
             if ticket.stream_id is None:
-                kept = await unless_gone(request.receive, streams.start(_question(request, streams), ticket.caller))
+                kept = await _start(request, streams, _question(request, streams))
                 ticket.stream_id = kept.id
         return _read(request, streams.find(ticket.stream_id, ticket.caller), streams, silence)
 
     return router
+
+
+async def _start(request: Request, streams: KeptStreams, asked: ChatCompletionRequest) -> KeptStream:
+    started = streams.start(asked, caller_of(request.scope), request_id=context_of(request.scope).id)
+    return await unless_gone(request.receive, started)
 
 
 def _read(request: Request, kept: KeptStream, streams: KeptStreams, silence: Silence) -> Response:

@@ -12,7 +12,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from mulgil.api.body import BodyRules, parsed
 from mulgil.api.chat import checked_chat
-from mulgil.api.context import caller_of
+from mulgil.api.context import caller_of, context_of
 from mulgil.api.errors import envelope
 from mulgil.api.generations import usage
 from mulgil.api.websocket_door import refuse, spoken
@@ -77,6 +77,7 @@ class _Conversation:
         self._gateway = gateway
         self._rules = rules
         self._caller: Caller = caller_of(websocket.scope)
+        self._request_id = context_of(websocket.scope).id
         self._history: list[dict[str, Any]] = []
         self._size = 0
         self._turn: asyncio.Task[None] | None = None
@@ -157,7 +158,7 @@ class _Conversation:
 
     async def _answer(self, asked: ChatCompletionRequest, turn: str | None) -> None:
         try:
-            self._generation = generation = await self._gateway.start(asked, self._caller)
+            self._generation = generation = await self._gateway.start(asked, self._caller, request_id=self._request_id)
             try:
                 await self._follow(generation, turn)
             finally:

@@ -24,12 +24,14 @@ MulgilError
 ├── MethodNotAllowedError 405
 ├── RateLimitError 429
 │   └── RequestExceedsLimitError
+├── InsufficientQuotaError 429
 ├── ServiceUnavailableError 503
 │   ├── EngineUnavailableError
 │   ├── ShuttingDownError
 │   ├── OverloadedError
 │   ├── LimiterUnavailableError
-│   └── KeysUnavailableError
+│   ├── KeysUnavailableError
+│   └── UsageUnavailableError
 └── EngineError 500
     └── InternalServerError
 
@@ -43,6 +45,7 @@ from mulgil.errors.client import (
     BadRequestError,
     ContextLengthError,
     HeadTooLargeError,
+    InsufficientQuotaError,
     InvalidFieldError,
     InvalidJSONError,
     InvalidSchemaError,
@@ -71,6 +74,7 @@ from mulgil.errors.server import (
     OverloadedError,
     ServiceUnavailableError,
     ShuttingDownError,
+    UsageUnavailableError,
 )
 
 __all__ = [
@@ -81,6 +85,7 @@ __all__ = [
     "EngineError",
     "EngineUnavailableError",
     "HeadTooLargeError",
+    "InsufficientQuotaError",
     "InternalServerError",
     "InvalidFieldError",
     "InvalidJSONError",
@@ -106,5 +111,6 @@ __all__ = [
     "UnsupportedContentTypeError",
     "UnsupportedParameterError",
     "UnsupportedValueError",
+    "UsageUnavailableError",
     "retry_headers",
 ]

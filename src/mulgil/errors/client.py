@@ -212,3 +212,15 @@ class RequestExceedsLimitError(RateLimitError):
     @property
     def headers(self) -> dict[str, str]:
         return {"x-should-retry": "false"}
+
+
+class InsufficientQuotaError(MulgilError):
+    """What a key or its tenant may spend in a day or a month is spent: trying again is in vain for long."""
+
+    status = 429
+    type = "insufficient_quota"
+    code = "insufficient_quota"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"x-should-retry": "false"}

@@ -51,6 +51,12 @@ class KeysUnavailableError(ServiceUnavailableError):
     code = "keys_unavailable"
 
 
+class UsageUnavailableError(ServiceUnavailableError):
+    """The usage ledger cannot be read; requests go on, and their rows wait."""
+
+    code = "usage_unavailable"
+
+
 class EngineError(MulgilError):
     """The engine failed this request."""
 

@@ -248,6 +248,34 @@ class LimitSettings(_Group):
     """How many gateways share the budget store; only `limiter_on_failure=local` asks."""
 
 
+class UsageSettings(_Group):
+    """What was used, and what it costs."""
+
+    usage_url: SecretStr | None = None
+    """Where a row is kept for all that was used: `sqlite:///FILE` or `postgresql://…`, or `off`. Default: the file
+    `usage.db` in `state_folder`."""
+    state_folder: Path | None = None
+    """Folder of what must outlive the process: usage, and rows of it that wait for their database. Default: systemd's
+    `STATE_DIRECTORY`, else `mulgil` in `XDG_STATE_HOME` or `~/.local/state`."""
+
+    @property
+    def usage_folder(self) -> Path:
+        """Where usage is kept, and where its rows wait."""
+        if self.state_folder:
+            return self.state_folder
+        if given := os.environ.get("STATE_DIRECTORY"):
+            return Path(given.partition(":")[0])
+        return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "mulgil"
+
+    @property
+    def usage_database(self) -> str | None:
+        """URL of the database of usage; None where none is kept."""
+        if self.usage_url is None:
+            return f"sqlite:///{self.usage_folder.absolute() / 'usage.db'}"
+        url = self.usage_url.get_secret_value()
+        return None if url == "off" else url
+
+
 class KeySettings(_Group):
     """Who may call."""
 

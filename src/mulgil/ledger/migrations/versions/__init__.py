@@ -1,0 +1,1 @@
+"""A module for each step. A step only adds, so that gateways of two versions can share a database."""
