@@ -16,10 +16,13 @@ from mulgil.settings import (
     LimitSettings,
     ServerSettings,
     Settings,
+    TelemetrySettings,
 )
 
 ROOT = Path(__file__).parent.parent
-GROUPS: tuple[type[BaseModel], ...] = (KeySettings, LimitSettings, ServerSettings, EngineSettings, EmbeddingSettings)
+GROUPS: tuple[type[BaseModel], ...] = (
+    KeySettings, LimitSettings, ServerSettings, TelemetrySettings, EngineSettings, EmbeddingSettings,
+)  # fmt: skip
 
 
 def written(name: str, field: FieldInfo) -> str:

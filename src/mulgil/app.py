@@ -1,11 +1,15 @@
 """The composition root: builds every object of the process and hands each what it needs."""
 
+import asyncio
+import logging
+import os
 import signal
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 from starlette.middleware.cors import CORSMiddleware
 
@@ -22,6 +26,7 @@ from mulgil.api import (
     embeddings,
     errors,
     health,
+    metrics,
     models,
     openapi,
     page,
@@ -44,7 +49,9 @@ from mulgil.engine.supervisor import Health, Supervisor
 from mulgil.gateway import Gateway
 from mulgil.kept import KeptStreams
 from mulgil.loop_lag import LoopLag
-from mulgil.rules import body_rules, keep_rules, patience_of
+from mulgil.metrics_port import MetricsPort
+from mulgil.observing import Sources, build_metrics_port, build_observer, read_from
+from mulgil.rules import EXPOSED_HEADERS, body_rules, keep_rules, patience_of
 from mulgil.schemas.chat import ChatCompletion, ChatCompletionRequest
 from mulgil.schemas.completions import Completion, CompletionRequest
 from mulgil.schemas.embedding import EmbeddingList, EmbeddingRequest
@@ -53,23 +60,13 @@ from mulgil.schemas.streams import Stream, StreamDeleted, Ticket
 from mulgil.schemas.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 from mulgil.settings import Settings, unknown_variables
 from mulgil.stores.guard import GuardedStore
+from mulgil.telemetry import logs
+from mulgil.telemetry.observation import Observer
+from mulgil.telemetry.traces import Tracing, build_tracing
 from mulgil.tiers import load_tiers
 from mulgil.turns import build_queue
 
 OPEN_PATHS = ("/health", "/health/", "/v1/models", "/v1/models/")
-EXPOSED_HEADERS = (
-    "x-request-id",
-    "openai-processing-ms",
-    "retry-after",
-    "retry-after-ms",
-    "x-should-retry",
-    "x-mulgil-stream",
-    *(
-        f"x-ratelimit-{what}-{budget}"
-        for what in ("limit", "remaining", "reset")
-        for budget in ("requests", "tokens", "input-tokens", "output-tokens")
-    ),
-)
 
 EngineBuilder = Callable[[], Awaitable[Engine]]
 
@@ -87,6 +84,9 @@ class Mulgil:
     leases: Leases
     store: GuardedStore
     lag: LoopLag
+    registry: CollectorRegistry
+    tracing: Tracing | None
+    metrics_port: MetricsPort | None
 
     @property
     def health(self) -> Health:
@@ -120,7 +120,10 @@ def create_app() -> FastAPI:
     """
     if unknown := unknown_variables():
         raise ValueError(f"no such setting: {', '.join(unknown)}")
-    return build(Settings()).app
+    settings = Settings()
+    if not logging.getLogger().hasHandlers():
+        logs.configure(settings.log_level, settings.log_format)
+    return build(settings).app
 
 
 def build(
@@ -142,8 +145,9 @@ def build(
         ValueError: the settings cannot be served.
     """
     settings.check()
+    tracing = build_tracing(os.environ, __version__)
     supervisor = Supervisor(
-        engine or (lambda: build_engine(settings)),
+        engine or (lambda: build_engine(settings, tracing)),
         patience=patience_of(settings),
         on_failed=on_engine_failed,
         prove=prove if settings.engine_canary else None,
@@ -176,7 +180,12 @@ def build(
     )
     tickets = Tickets(ttl=settings.ticket_ttl)
     kept = KeptStreams(gateway, tickets, keep_rules(settings))
-    mulgil = Mulgil(app, supervisor, gateway, kept, embedding, keys, leases, guarded, LoopLag())
+    registry, lag = CollectorRegistry(), LoopLag()
+    observer = build_observer(settings, tiers, registry, tracing)
+    sources = Sources(settings, observer, supervisor, gateway, kept, embedding, leases, guarded, lag)
+    read_from(registry, sources, __version__)
+    port = build_metrics_port(settings, registry)
+    mulgil = Mulgil(app, supervisor, gateway, kept, embedding, keys, leases, guarded, lag, registry, tracing, port)
     app.state.mulgil = mulgil  # for servers that are only given the application
     described = add_routes(mulgil, settings, tickets)
     if settings.admin_token and keys.store:
@@ -185,7 +194,7 @@ def build(
         described += admin.MODELS
     errors.install(app)
     openapi.install(app, described)
-    add_middleware(app, settings, keys, tickets)
+    add_middleware(app, settings, keys, tickets, observer)
     return mulgil
 
 
@@ -212,6 +221,8 @@ def add_routes(mulgil: Mulgil, settings: Settings, tickets: Tickets) -> list[typ
     )
     if settings.chat_page:
         app.include_router(page.routes())
+    if settings.admin_token:
+        app.include_router(metrics.routes(mulgil.registry))
     described: list[type[BaseModel]] = [
         ChatCompletionRequest,
         ChatCompletion,
@@ -237,6 +248,11 @@ def add_routes(mulgil: Mulgil, settings: Settings, tickets: Tickets) -> list[typ
 async def running(mulgil: Mulgil) -> AsyncGenerator[None]:
     """The life of a process: what is started is ended in the other order, each part whatever the others do."""
     async with AsyncExitStack() as closings:
+        if mulgil.tracing is not None:
+            closings.push_async_callback(asyncio.to_thread, mulgil.tracing.close)
+        if mulgil.metrics_port is not None:
+            closings.push_async_callback(mulgil.metrics_port.stop)
+            mulgil.metrics_port.start()
         closings.push_async_callback(mulgil.lag.stop)
         closings.push_async_callback(mulgil.store.close)
         closings.push_async_callback(mulgil.keys.close)
@@ -263,7 +279,7 @@ async def prove(engine: Engine) -> None:
             pass
 
 
-def add_middleware(app: FastAPI, settings: Settings, keys: KeySource, tickets: Tickets) -> None:
+def add_middleware(app: FastAPI, settings: Settings, keys: KeySource, tickets: Tickets, observer: Observer) -> None:
     """From the inside out; CORS is the outermost, so that a browser can read errors too."""
     # The admin's own middleware guards its paths; without it they are as closed as any.
     guarded_elsewhere = ADMIN_PATHS if settings.admin_token else ()
@@ -271,7 +287,8 @@ def add_middleware(app: FastAPI, settings: Settings, keys: KeySource, tickets: T
     app.add_middleware(AuthenticationMiddleware, keys=keys, open_paths=open_paths, tickets=tickets)
     if settings.admin_token:
         app.add_middleware(AdminMiddleware, token=settings.admin_token.get_secret_value(), keys=keys)
-    app.add_middleware(RequestContextMiddleware)
+    paths = [path for route in app.routes if "{" not in (path := getattr(route, "path", "{"))]
+    app.add_middleware(RequestContextMiddleware, observer=observer, routes=paths)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -20,6 +20,7 @@ from mulgil.errors import (
 )
 from mulgil.schemas.embedding import EmbeddingRequest
 from mulgil.schemas.tokenize import Tokenized, TokenizeRequest
+from mulgil.telemetry.observation import Observation, Used
 from mulgil.tiers import Tier, check_model_allowed
 
 T = TypeVar("T")
@@ -63,25 +64,30 @@ class EmbeddingGateway:
         self._settlements: set[asyncio.Task[None]] = set()
         self._draining = False
 
-    async def embed(self, request: EmbeddingRequest, caller: Caller) -> Embedded:
-        """The vectors of *request*, settled.
+    async def embed(self, request: EmbeddingRequest, caller: Caller, observed: Observation | None = None) -> Embedded:
+        """The vectors of *request*, settled. *observed* is told of each stage, and held until then.
 
         Cancelling the call stops the work; it is settled by a task that the cancellation cannot reach.
 
         Raises:
             MulgilError: it was refused, or failed; nothing is charged.
         """
+        observed = observed or Observation()
+        observed.asks("embeddings", request.model)
         if self._draining:
             raise ShuttingDownError
         tier = self._tier_of(caller)
         self._check_model(request.model, caller, tier)
         embedder = self._embedder()
+        observed.begin("tokenise")
         prepared = await embedder.prepare(request)
+        observed.begin("reserve")
         lease = self._leases.open(Account(caller.tenant, caller.key_id), *limits_of_tier(tier))
         await lease.reserve(Charge(prepared.prompt_tokens, 0))
         # From here on nothing is awaited until the task that settles the lease exists.
+        observed.generates("embed")
         work = _kept(self._work, _embed(embedder, prepared))
-        settled = _kept(self._settlements, self._settle_after(work, lease))
+        settled = _kept(self._settlements, self._settle_after(work, lease, observed, prepared.prompt_tokens))
         try:
             await asyncio.shield(settled)
         except asyncio.CancelledError:
@@ -129,11 +135,21 @@ class EmbeddingGateway:
             raise ModelNotFoundError(model)
         check_model_allowed(model, caller.models, tier)
 
-    async def _settle_after(self, work: asyncio.Task[list[Vector]], lease: Lease) -> None:
+    async def _settle_after(
+        self, work: asyncio.Task[list[Vector]], lease: Lease, observed: Observation, prompt_tokens: int
+    ) -> None:
         await asyncio.wait([work])
+        observed.begin("settle")
         # A client that leaves pays for what it asked for; a failure of ours, a shutdown included, costs nothing.
         left = work.cancelled() and not self._draining
-        await lease.settle(refund=not left and (work.cancelled() or work.exception() is not None))
+        refused = not left and (work.cancelled() or work.exception() is not None)
+        try:
+            await lease.settle(refund=refused)
+        finally:
+            observed.begin("send")
+            finish = "refused" if refused else "abort" if left else "stop"
+            observed.used = Used(0 if refused else prompt_tokens, finish=finish)
+            observed.release()
 
 
 async def _embed(embedder: Embedder, prepared: PreparedInputs) -> list[Vector]:

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from mulgil.api.body import BodyRules
 from mulgil.api.chat import read_chat
 from mulgil.api.chat_stream import frames, heartbeat, last_id
-from mulgil.api.context import caller_of, context_of
+from mulgil.api.context import caller_of, context_of, observed_of
 from mulgil.api.disconnect import unless_gone
 from mulgil.api.errors import JSONBody, error_frame
 from mulgil.api.openapi import documented
@@ -43,7 +43,7 @@ def routes(streams: KeptStreams, tickets: Tickets, rules: BodyRules, silence: Si
     async def create_stream(request: Request) -> Response:
         asked = await read_chat(request, rules, streamed=True)
         caller = caller_of(request.scope)
-        kept = await unless_gone(request.receive, streams.start(asked, caller))
+        kept = await unless_gone(request.receive, streams.start(asked, caller, observed_of(request.scope)))
         ticket, use_by = tickets.mint(caller, kept.id)
         generation = kept.generation
         told = Stream(
@@ -77,15 +77,14 @@ def routes(streams: KeptStreams, tickets: Tickets, rules: BodyRules, silence: Si
 
     @router.get("/stream", summary="Ask, as an EventSource can", openapi_extra=documented(streams=True))
     async def ask(request: Request) -> Response:
-        ticket = context_of(request.scope).ticket
+        ticket, observed = context_of(request.scope).ticket, observed_of(request.scope)
         if ticket is None:
-            kept = await unless_gone(
-                request.receive, streams.start(_question(request, streams), caller_of(request.scope))
-            )
-            return _read(request, kept, streams, silence)
+            starting = streams.start(_question(request, streams), caller_of(request.scope), observed)
+            return _read(request, await unless_gone(request.receive, starting), streams, silence)
         async with ticket.starting:
             if ticket.stream_id is None:
-                kept = await unless_gone(request.receive, streams.start(_question(request, streams), ticket.caller))
+                starting = streams.start(_question(request, streams), ticket.caller, observed)
+                kept = await unless_gone(request.receive, starting)
                 ticket.stream_id = kept.id
         return _read(request, streams.find(ticket.stream_id, ticket.caller), streams, silence)
 

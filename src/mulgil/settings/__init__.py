@@ -7,7 +7,14 @@ from dotenv import dotenv_values
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from mulgil.settings.groups import EmbeddingSettings, EngineSettings, KeySettings, LimitSettings, ServerSettings
+from mulgil.settings.groups import (
+    EmbeddingSettings,
+    EngineSettings,
+    KeySettings,
+    LimitSettings,
+    ServerSettings,
+    TelemetrySettings,
+)
 
 __all__ = [
     "ENV_PREFIX",
@@ -17,6 +24,7 @@ __all__ = [
     "LimitSettings",
     "ServerSettings",
     "Settings",
+    "TelemetrySettings",
     "problems",
     "unknown_variables",
 ]
@@ -24,7 +32,9 @@ __all__ = [
 ENV_PREFIX = "MULGIL_"
 
 
-class Settings(EngineSettings, EmbeddingSettings, ServerSettings, LimitSettings, KeySettings, BaseSettings):
+class Settings(
+    EngineSettings, EmbeddingSettings, ServerSettings, TelemetrySettings, LimitSettings, KeySettings, BaseSettings
+):
     """The whole configuration: flags win over `MULGIL_…` variables, those over `.env`.
 
     Raises:
