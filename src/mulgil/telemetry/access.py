@@ -30,7 +30,7 @@ class AccessLog:
         level = logging.DEBUG if observed.route in _PROBES and observed.status < 500 else logging.INFO
         if log.isEnabledFor(level) and self._is_chosen(observed):
             fields = fields_of(observed)
-            log.log(level, "%s %s %d", observed.method, fields["path"], observed.status, extra=fields)
+            log.log(level, "%s %s %d", observed.method, fields["path"], observed.status, extra={"fields": fields})
 
     def _is_chosen(self, observed: Observation) -> bool:
         if self._share >= 1 or observed.status >= 400 or observed.hung_up or observed.error:
