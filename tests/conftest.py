@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from embeddings import EMBEDDER
 from harness import MODEL, Server, serving, settings
+from otlpreceiver import Receiver, otlp_receiver
 from storeservers import redis_6, store_server, valkey  # noqa: F401 - fixtures
 
 from mulgil.demo_model import prepare_demo_embedder, prepare_demo_model
@@ -47,8 +48,16 @@ def demo_embedder() -> Path:
 
 
 @pytest.fixture(scope="session")
-async def vllm_server(demo_model: Path, demo_embedder: Path) -> AsyncGenerator[Server]:
+def vllm_spans() -> Generator[Receiver]:
+    """What the gateway on real vLLM is traced with."""
+    with otlp_receiver() as received:
+        yield received
+
+
+@pytest.fixture(scope="session")
+async def vllm_server(demo_model: Path, demo_embedder: Path, vllm_spans: Receiver) -> AsyncGenerator[Server]:
     """A gateway on real vLLM with both demo models, started once for all tests."""
+    tracing = {"OTEL_EXPORTER_OTLP_ENDPOINT": vllm_spans.url, "OTEL_BSP_SCHEDULE_DELAY": "100"}
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
@@ -61,8 +70,14 @@ async def vllm_server(demo_model: Path, demo_embedder: Path) -> AsyncGenerator[S
         tool_call_parser="hermes",
         embeddings_model=str(demo_embedder),
         embeddings_served_name=(EMBEDDER,),
+        metrics_port=0,
     )
+    before = dict(os.environ)
+    os.environ.update(tracing)
     async with serving(chosen) as running:
         assert running.mulgil.embeddings is not None
         await running.mulgil.embeddings.supervisor.until_ready()
+        # Of this gateway alone; vLLM has added to them.
+        for name in [name for name in os.environ if name.startswith("OTEL_") and name not in before]:
+            del os.environ[name]
         yield running

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import orjson
 import pytest
-from harness import Server, chat_body, eventually, hanging_up, raw_request, script, serving, settings
+from harness import MODEL, Server, chat_body, eventually, hanging_up, raw_request, script, serving, settings
 from pydantic import SecretStr
 from storeservers import StoreServer, proxied
 
@@ -180,3 +180,7 @@ async def test_a_storm_of_hang_ups_is_charged_to_the_token_and_leaks_nothing(
         assert (found.tenant.held_tokens, found.tenant.concurrency) == (0, 0)
         assert found.tenant.requests == engine.counts.accepted.total() > 1_000
         assert found.tenant.output_tokens == engine.counts.output.total()
+        told = server.mulgil.registry.get_sample_value
+        for name, charged in (("prompt", found.tenant.input_tokens), ("completion", found.tenant.output_tokens)):
+            assert told(f"mulgil_{name}_tokens_total", {"model": MODEL, "tier": "default"}) == charged
+        assert told("mulgil_open_streams") == 0

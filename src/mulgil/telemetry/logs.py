@@ -87,9 +87,9 @@ def console_line(event: Mapping[str, Any]) -> str:
     A traceback keeps its lines, each indented, so that none looks like the beginning of another.
     """
     shown = dict(event)
-    head = f"{shown.pop('timestamp')} {shown.pop('level'):7} {shown.pop('logger')}: {escaped(str(shown.pop('event')))}"
+    head = f"{shown.pop('timestamp')} {shown.pop('level'):7} {shown.pop('logger')}: {shown.pop('event')}"
     trace = shown.pop("exception", None)
-    line = " ".join([head, *(f"{name}={_value(value)}" for name, value in shown.items())])
+    line = " ".join([escaped(head), *(f"{name}={_value(value)}" for name, value in shown.items())])
     if trace is None:
         return line
     return "\n".join([line, *(f"    {escaped(one)}" for one in _LINE_END.split(str(trace)))])
