@@ -227,7 +227,7 @@ class TelemetrySettings(_Group):
     metrics_host: str = "127.0.0.1"
     """Address of that port."""
     engine_metrics: bool = True
-    """Whether vLLM keeps its own series (`vllm:…`), which takes some microseconds of this process for each token."""
+    """Whether vLLM keeps its own series (`vllm:…`), which takes a microsecond of this process for each token."""
 
 
 class LimitSettings(_Group):
