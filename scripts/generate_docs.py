@@ -16,6 +16,7 @@ from mulgil.settings import (
     LimitSettings,
     ServerSettings,
     Settings,
+    TelemetrySettings,
     UsageSettings,
 )
 
@@ -25,6 +26,7 @@ GROUPS: tuple[type[BaseModel], ...] = (
     LimitSettings,
     UsageSettings,
     ServerSettings,
+    TelemetrySettings,
     EngineSettings,
     EmbeddingSettings,
 )

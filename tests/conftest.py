@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from embeddings import EMBEDDER
 from harness import VLLM, Server, served_at, serving, settings
+from otlpreceiver import Receiver, otlp_receiver
 from postgresserver import postgres_server  # noqa: F401 - a fixture
 from storeservers import redis_6, store_server, valkey  # noqa: F401 - fixtures
 
@@ -70,13 +71,21 @@ def demo_embedder() -> Path:
 
 
 @pytest.fixture(scope="session")
-async def vllm_server(request: pytest.FixtureRequest) -> AsyncGenerator[Server]:
+def vllm_spans() -> Generator[Receiver]:
+    """What the gateway on real vLLM is traced with."""
+    with otlp_receiver() as received:
+        yield received
+
+
+@pytest.fixture(scope="session")
+async def vllm_server(request: pytest.FixtureRequest, vllm_spans: Receiver) -> AsyncGenerator[Server]:
     """A gateway on real vLLM with both demo models, started once for all tests."""
     url: str | None = request.config.getoption("--vllm-at")
     if url:
         async with served_at(url) as elsewhere:
             yield elsewhere
         return
+    tracing = {"OTEL_EXPORTER_OTLP_ENDPOINT": vllm_spans.url, "OTEL_BSP_SCHEDULE_DELAY": "100"}
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
@@ -85,8 +94,14 @@ async def vllm_server(request: pytest.FixtureRequest) -> AsyncGenerator[Server]:
         model=str(request.getfixturevalue("demo_model")),
         embeddings_model=str(request.getfixturevalue("demo_embedder")),
         embeddings_served_name=(EMBEDDER,),
+        metrics_port=0,
     )
+    before = dict(os.environ)
+    os.environ.update(tracing)
     async with serving(chosen) as running:
         assert running.mulgil.embeddings is not None
         await running.mulgil.embeddings.supervisor.until_ready()
+        # Of this gateway alone; vLLM has added to them.
+        for name in [name for name in os.environ if name.startswith("OTEL_") and name not in before]:
+            del os.environ[name]
         yield running

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from harness import settings
@@ -13,6 +14,7 @@ from mulgil.api.body import _BOUNDS, _LENGTHS
 from mulgil.app import build
 from mulgil.cli import app as command_line
 from mulgil.engine.simulated_answers import Script
+from mulgil.telemetry import names
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md")])
@@ -61,6 +63,37 @@ def test_every_command_is_documented_and_every_documented_one_exists() -> None:
 def test_every_simulation_field_is_documented_and_the_other_way_round() -> None:
     text = (ROOT / "docs/simulated-engine.md").read_text()
     assert set(re.findall(r"^\| `([a-z_]+)` \|", text, re.MULTILINE)) == set(Script.model_fields)
+
+
+def table(page: str, heading: str) -> set[str]:
+    """What is in backquotes in the first column of the first table after *heading*."""
+    text = (ROOT / "docs" / page).read_text().partition(f"\n| {heading} |")[2].partition("\n\n")[0]
+    rows = [row for row in text.splitlines() if row.startswith("| ")]
+    return {name for row in rows for name in re.findall(r"`([^`]+)`", row.split("|")[1])}
+
+
+def test_every_metric_is_documented_with_its_labels_and_every_documented_one_exists() -> None:
+    assert table("operations.md", "metric") == {metric.told_as for metric in names.METRICS}
+    rows = re.findall(r"^\| `(mulgil_\w+)` \| (\w+) \| ([\w, ]*) ?\|", (ROOT / "docs/operations.md").read_text(), re.M)
+    written = {(name, kind, tuple(filter(None, labels.strip().split(", ")))) for name, kind, labels in rows}
+    assert written == {(metric.told_as, metric.kind, metric.labels) for metric in names.METRICS}
+
+
+def test_every_field_of_a_log_line_is_documented_and_every_documented_one_exists() -> None:
+    page = (ROOT / "docs/operations.md").read_text()
+    fields = set(re.findall(r"`(\w+)`", "".join(row.split("|")[1] for row in rows_under(page, "### The access line"))))
+    assert table("operations.md", "field") == set(names.LINE_FIELDS)
+    assert fields == set(names.ACCESS_FIELDS)
+
+
+def rows_under(page: str, heading: str) -> list[str]:
+    """The rows of the table under *heading*."""
+    return [row for row in page.partition(heading)[2].partition("\n#")[0].splitlines() if row.startswith("| `")]
+
+
+def test_every_span_and_attribute_is_documented_and_every_documented_one_exists() -> None:
+    assert table("operations.md", "span") == set(get_args(names.Stage))
+    assert table("operations.md", "attribute") == set(names.SPAN_ATTRIBUTES)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import orjson
 import pytest
-from harness import Server, chat_body, eventually, hanging_up, raw_request, script, serving, settings
+from harness import MODEL, Server, chat_body, eventually, hanging_up, raw_request, script, serving, settings
 from postgresserver import PostgresServer, database
 from pydantic import SecretStr
 from storeservers import StoreServer, proxied
@@ -204,6 +204,13 @@ async def books(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerato
         yield Books(store, url, postgres)
 
 
+def in_the_metrics(server: Server) -> tuple[float | None, ...]:
+    """Prompt tokens and completion tokens, and streams that are open."""
+    told, labels = server.mulgil.registry.get_sample_value, {"model": MODEL, "tier": "default"}
+    counted = (told(f"mulgil_{kind}_tokens_total", labels) for kind in ("prompt", "completion"))
+    return (*counted, told("mulgil_open_streams"))
+
+
 @pytest.mark.timeout(180)
 async def test_a_storm_of_hang_ups_is_charged_to_the_token_and_leaks_nothing(tmp_path: Path, books: Books) -> None:
     keys = {who: f"sk-mg-key-of-the-storm-{who}" for who in "AB"}
@@ -245,6 +252,7 @@ async def test_a_storm_of_hang_ups_is_charged_to_the_token_and_leaks_nothing(tmp
         assert (found.tenant.held_tokens, found.tenant.concurrency) == (0, 0)
         assert found.tenant.requests == engine.counts.accepted.total() > 1_000
         assert found.tenant.output_tokens == engine.counts.output.total()
+        assert in_the_metrics(server) == (found.tenant.input_tokens, found.tenant.output_tokens, 0)
 
     for who, name in key_ids.items():
         charged = await in_the_ledger(books.usage, name)

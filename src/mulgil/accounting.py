@@ -8,6 +8,7 @@ from mulgil.admission.lease import Lease
 from mulgil.errors import MulgilError, ShuttingDownError
 from mulgil.generation import Generation
 from mulgil.ledger.base import UsageRow
+from mulgil.telemetry.observation import Observation
 
 _ABORTED = "aborted"
 _COMPLETED = "completed"
@@ -19,25 +20,23 @@ class Bill:
 
     Attributes:
         lease: what it may use.
-        request_id: of the HTTP request.
+        observed: the request.
         model: the name that was asked for.
         prompt_tokens: of all inputs.
-        asked: when the request was taken on, of `time.perf_counter`.
     """
 
     lease: Lease
-    request_id: str
+    observed: Observation
     model: str
     prompt_tokens: int
-    asked: float
 
 
 def row_of_generation(generation: Generation, error: MulgilError | None, *, refunded: bool) -> UsageRow:
     """The row of *generation*, which ended now, with *error* if it failed; one that is *refunded* has used nothing."""
-    now, snapshot, account = time.perf_counter(), generation.snapshot, generation.lease.account
+    observed, snapshot, account = generation.observed, generation.snapshot, generation.lease.account
     return UsageRow(
         id=generation.id.partition("-")[2] or generation.id,
-        request_id=generation.request_id,
+        request_id=observed.id,
         at=datetime.now(UTC),
         tenant=account.tenant,
         key_id=account.key,
@@ -46,8 +45,8 @@ def row_of_generation(generation: Generation, error: MulgilError | None, *, refu
         cached_tokens=0 if refunded else snapshot.cached_tokens,
         completion_tokens=snapshot.completion_tokens,
         status=_status(generation, error),
-        ttft=None if generation.first_token is None else generation.first_token - generation.asked,
-        duration=now - generation.asked,
+        ttft=observed.first_token_after,
+        duration=time.perf_counter() - observed.began,
     )
 
 
@@ -56,7 +55,7 @@ def row_of_embedding(bill: Bill, error: BaseException | None, *, left: bool) -> 
     account = bill.lease.account
     return UsageRow(
         id=bill.lease.id,
-        request_id=bill.request_id,
+        request_id=bill.observed.id,
         at=datetime.now(UTC),
         tenant=account.tenant,
         key_id=account.key,
@@ -66,7 +65,7 @@ def row_of_embedding(bill: Bill, error: BaseException | None, *, left: bool) -> 
         completion_tokens=0,
         status=_code(error) if error is not None else _ABORTED if left else _COMPLETED,
         ttft=None,
-        duration=time.perf_counter() - bill.asked,
+        duration=time.perf_counter() - bill.observed.began,
     )
 
 

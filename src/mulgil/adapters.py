@@ -17,6 +17,7 @@ from mulgil.stores.guard import GuardedStore
 from mulgil.stores.memory import MemoryStore
 from mulgil.stores.redis import RedisStore
 from mulgil.stores.redis_keys import RedisKeys
+from mulgil.telemetry.traces import Tracing
 
 
 def build_store(settings: Settings) -> BudgetStore:
@@ -73,8 +74,8 @@ def check_engine_args(settings: Settings) -> None:
             raise ValueError(f"engine_args cannot be checked, since vLLM cannot be imported: {error}") from error
 
 
-async def build_engine(settings: Settings) -> Engine:
-    """The engine that the settings name, not started.
+async def build_engine(settings: Settings, tracing: Tracing | None = None) -> Engine:
+    """The engine that the settings name, not started. vLLM adds its span to each trace of *tracing*.
 
     Raises:
         EngineUnavailableError: vLLM is not installed, or does not know an engine argument.
@@ -94,8 +95,11 @@ async def build_engine(settings: Settings) -> Engine:
         raise EngineUnavailableError(
             f"vLLM cannot be imported ({error}). Install mulgil[cpu] or mulgil[gpu], or use --engine simulated."
         ) from error
+    if tracing is not None:
+        tracing.serve_all()
     try:
-        engine: Engine = adapter.VLLMEngine(settings)
+        endpoint = tracing.endpoint if tracing else None
+        engine: Engine = adapter.VLLMEngine(settings, with_series=settings.engine_metrics, traces_endpoint=endpoint)
     except ValueError as error:
         raise EngineUnavailableError(str(error)) from error
     return engine

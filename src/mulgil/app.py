@@ -1,13 +1,16 @@
 """The composition root: builds every object of the process and hands each what it needs."""
 
+import asyncio
+import logging
+import os
 import signal
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
-from starlette.middleware.cors import CORSMiddleware
 
 from mulgil import __version__
 from mulgil.adapters import build_engine, build_keys, build_store, with_fallback
@@ -22,6 +25,7 @@ from mulgil.api import (
     embeddings,
     errors,
     health,
+    metrics,
     models,
     openapi,
     page,
@@ -30,14 +34,11 @@ from mulgil.api import (
     usage,
     websocket,
 )
-from mulgil.api.admin_access import ADMIN_PATHS, AdminMiddleware
-from mulgil.api.middleware import AuthenticationMiddleware, RequestContextMiddleware
-from mulgil.api.page import PAGE_PATHS
 from mulgil.api.sse import Silence
 from mulgil.api.websocket import SocketRules
 from mulgil.audit import Audit
 from mulgil.auth.registrar import Registrar
-from mulgil.auth.source import KeyChain, KeySource
+from mulgil.auth.source import KeyChain
 from mulgil.auth.tickets import Tickets
 from mulgil.embedders import Embeddings, build_embeddings
 from mulgil.engine.base import Engine
@@ -46,7 +47,10 @@ from mulgil.gateway import Gateway
 from mulgil.kept import KeptStreams
 from mulgil.ledgers import Usage, build_usage
 from mulgil.loop_lag import LoopLag
-from mulgil.rules import body_rules, keep_rules, patience_of
+from mulgil.metrics_port import MetricsPort
+from mulgil.middleware_stack import add_middleware
+from mulgil.observing import Sources, build_metrics_port, build_observer, read_from
+from mulgil.rules import EXPOSED_HEADERS, body_rules, keep_rules, patience_of
 from mulgil.schemas.chat import ChatCompletion, ChatCompletionRequest
 from mulgil.schemas.completions import Completion, CompletionRequest
 from mulgil.schemas.embedding import EmbeddingList, EmbeddingRequest
@@ -56,23 +60,10 @@ from mulgil.schemas.tokenize import Detokenized, DetokenizeRequest, Tokenized, T
 from mulgil.schemas.usage_report import UsageReport
 from mulgil.settings import Settings, unknown_variables
 from mulgil.stores.guard import GuardedStore
-from mulgil.tiers import load_tiers
+from mulgil.telemetry import logs
+from mulgil.telemetry.traces import Tracing, build_tracing
+from mulgil.tiers import Tier, load_tiers
 from mulgil.turns import build_queue
-
-OPEN_PATHS = ("/health", "/health/", "/v1/models", "/v1/models/")
-EXPOSED_HEADERS = (
-    "x-request-id",
-    "openai-processing-ms",
-    "retry-after",
-    "retry-after-ms",
-    "x-should-retry",
-    "x-mulgil-stream",
-    *(
-        f"x-ratelimit-{what}-{budget}"
-        for what in ("limit", "remaining", "reset")
-        for budget in ("requests", "tokens", "input-tokens", "output-tokens")
-    ),
-)
 
 EngineBuilder = Callable[[], Awaitable[Engine]]
 
@@ -91,6 +82,9 @@ class Mulgil:
     store: GuardedStore
     lag: LoopLag
     usage: Usage
+    registry: CollectorRegistry
+    tracing: Tracing | None
+    metrics_port: MetricsPort | None
 
     @property
     def health(self) -> Health:
@@ -124,7 +118,10 @@ def create_app() -> FastAPI:
     """
     if unknown := unknown_variables():
         raise ValueError(f"no such setting: {', '.join(unknown)}")
-    return build(Settings()).app
+    settings = Settings()
+    if not logging.getLogger().hasHandlers():
+        logs.configure(settings.log_level, settings.log_format)
+    return build(settings).app
 
 
 def build(
@@ -146,8 +143,9 @@ def build(
         ValueError: the settings cannot be served.
     """
     settings.check()
+    tracing = build_tracing(os.environ, __version__)
     supervisor = Supervisor(
-        engine or (lambda: build_engine(settings)),
+        engine or (lambda: build_engine(settings, tracing)),
         patience=patience_of(settings),
         on_failed=on_engine_failed,
         prove=prove if settings.engine_canary else None,
@@ -181,18 +179,19 @@ def build(
     )
     tickets = Tickets(ttl=settings.ticket_ttl)
     kept = KeptStreams(gateway, tickets, keep_rules(settings))
-    mulgil = Mulgil(app, supervisor, gateway, kept, embedding, keys, leases, guarded, LoopLag(), kept_usage)
+    registry, lag = CollectorRegistry(), LoopLag()
+    observer = build_observer(settings, tiers, registry, tracing)
+    sources = Sources(settings, observer, supervisor, gateway, kept, embedding, leases, guarded, lag)
+    read_from(registry, sources, __version__)
+    port = build_metrics_port(settings, registry)
+    mulgil = Mulgil(
+        app, supervisor, gateway, kept, embedding, keys, leases, guarded, lag, kept_usage, registry, tracing, port
+    )
     app.state.mulgil = mulgil  # for servers that are only given the application
     described = add_routes(mulgil, settings, tickets)
-    if settings.admin_token and keys.store:
-        audit = Audit(settings.audit_log)
-        app.include_router(admin.routes(Registrar(keys.store, tiers, audit), guarded, audit, body_rules(settings)))
-        described += admin.MODELS
-        if kept_usage.reports:
-            app.include_router(usage.admin_routes(kept_usage.reports))
     errors.install(app)
-    openapi.install(app, described)
-    add_middleware(app, settings, keys, tickets)
+    openapi.install(app, described + add_admin_routes(mulgil, settings, tiers))
+    add_middleware(app, settings, keys, tickets, observer)
     return mulgil
 
 
@@ -219,6 +218,8 @@ def add_routes(mulgil: Mulgil, settings: Settings, tickets: Tickets) -> list[typ
     )
     if settings.chat_page:
         app.include_router(page.routes())
+    if settings.admin_token:
+        app.include_router(metrics.routes(mulgil.registry))
     described: list[type[BaseModel]] = [
         ChatCompletionRequest,
         ChatCompletion,
@@ -243,10 +244,27 @@ def add_routes(mulgil: Mulgil, settings: Settings, tickets: Tickets) -> list[typ
     return described
 
 
+def add_admin_routes(mulgil: Mulgil, settings: Settings, tiers: Mapping[str, Tier]) -> list[type[BaseModel]]:
+    """Give it the routes of its operator, where there is a token for them; the types that describe them."""
+    if not settings.admin_token or not mulgil.keys.store:
+        return []
+    audit = Audit(settings.audit_log)
+    registrar = Registrar(mulgil.keys.store, tiers, audit)
+    mulgil.app.include_router(admin.routes(registrar, mulgil.store, audit, body_rules(settings)))
+    if mulgil.usage.reports:
+        mulgil.app.include_router(usage.admin_routes(mulgil.usage.reports))
+    return list(admin.MODELS)
+
+
 @asynccontextmanager
 async def running(mulgil: Mulgil) -> AsyncGenerator[None]:
     """The life of a process: what is started is ended in the other order, each part whatever the others do."""
     async with AsyncExitStack() as closings:
+        if mulgil.tracing is not None:
+            closings.push_async_callback(asyncio.to_thread, mulgil.tracing.close)
+        if mulgil.metrics_port is not None:
+            closings.push_async_callback(mulgil.metrics_port.stop)
+            mulgil.metrics_port.start()
         closings.push_async_callback(mulgil.lag.stop)
         closings.push_async_callback(mulgil.store.close)
         closings.push_async_callback(mulgil.keys.close)
@@ -273,22 +291,3 @@ async def prove(engine: Engine) -> None:
     async with aclosing(engine.generate(await engine.prepare(request, tenant=""))) as snapshots:
         async for _ in snapshots:
             pass
-
-
-def add_middleware(app: FastAPI, settings: Settings, keys: KeySource, tickets: Tickets) -> None:
-    """From the inside out; CORS is the outermost, so that a browser can read errors too."""
-    # The admin's own middleware guards its paths; without it they are as closed as any.
-    guarded_elsewhere = ADMIN_PATHS if settings.admin_token else ()
-    open_paths = (*OPEN_PATHS, *(PAGE_PATHS if settings.chat_page else ()), *guarded_elsewhere)
-    app.add_middleware(AuthenticationMiddleware, keys=keys, open_paths=open_paths, tickets=tickets)
-    if settings.admin_token:
-        app.add_middleware(AdminMiddleware, token=settings.admin_token.get_secret_value(), keys=keys)
-    app.add_middleware(RequestContextMiddleware)
-    if settings.cors_origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=settings.cors_origins,
-            allow_methods=("GET", "POST", "PATCH", "DELETE", "OPTIONS"),
-            allow_headers=("*",),
-            expose_headers=EXPOSED_HEADERS,
-        )

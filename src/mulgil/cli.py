@@ -1,7 +1,5 @@
 """The `mulgil` command."""
 
-import logging
-import sys
 from typing import Annotated, NoReturn
 
 import orjson
@@ -16,6 +14,7 @@ from mulgil.doctor_command import doctor
 from mulgil.embedders import check_embeddings_engine_args
 from mulgil.keys_command import keys_app
 from mulgil.ledgers import build_usage
+from mulgil.logging_setup import log_to_stderr
 from mulgil.packaged_model import DemoModelError
 from mulgil.quickstart import completed, snippet
 from mulgil.server import serve
@@ -44,7 +43,7 @@ def serve_command(context: typer.Context) -> None:
     """Serve one model. Every setting is a flag: see --help."""
     settings = _settings("serve", context.args)
     _check(settings)
-    _log_to_stderr(settings)
+    log_to_stderr(settings)
     raise typer.Exit(serve(settings))
 
 
@@ -60,7 +59,7 @@ def quickstart(
     except DemoModelError as error:
         _stop(str(error))
     _check(settings)
-    _log_to_stderr(settings)
+    log_to_stderr(settings)
     raise typer.Exit(
         serve(
             settings,
@@ -125,9 +124,3 @@ def _check(settings: Settings) -> None:
 def _stop(reason: str) -> NoReturn:
     typer.echo(f"mulgil: {reason}", err=True)
     raise typer.Exit(_USAGE)
-
-
-def _log_to_stderr(settings: Settings) -> None:
-    logging.basicConfig(
-        level=settings.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -23,6 +22,7 @@ from mulgil.errors import (
 from mulgil.ledger.base import Ledger
 from mulgil.schemas.embedding import EmbeddingRequest
 from mulgil.schemas.tokenize import Tokenized, TokenizeRequest
+from mulgil.telemetry.observation import Observation, Used
 from mulgil.tiers import Tier, check_model_allowed
 
 T = TypeVar("T")
@@ -73,26 +73,31 @@ class EmbeddingGateway:
         self._settlements: set[asyncio.Task[None]] = set()
         self._draining = False
 
-    async def embed(self, request: EmbeddingRequest, caller: Caller, *, request_id: str = "") -> Embedded:
-        """The vectors of *request*, settled. The ledger knows them by the *request_id* of HTTP.
+    async def embed(self, request: EmbeddingRequest, caller: Caller, observed: Observation | None = None) -> Embedded:
+        """The vectors of *request*, settled. *observed* is told of each stage, and held until then.
 
         Cancelling the call stops the work; it is settled by a task that the cancellation cannot reach.
 
         Raises:
             MulgilError: it was refused, or failed; nothing is charged.
         """
+        observed = observed or Observation()
+        observed.asks("embeddings", request.model)
         if self._draining:
             raise ShuttingDownError
-        asked, tier = time.perf_counter(), self._tier_of(caller)
+        tier = self._tier_of(caller)
         self._check_model(request.model, caller, tier)
         await self._ledger.check(caller.tenant, caller.key_id, tier)
         embedder = self._embedder()
+        observed.begin("tokenise")
         prepared = await embedder.prepare(request)
+        observed.begin("reserve")
         lease = self._leases.open(Account(caller.tenant, caller.key_id), *limits_of_tier(tier))
         await lease.reserve(Charge(prepared.prompt_tokens, 0))
         # From here on nothing is awaited until the task that settles the lease exists.
+        observed.generates("embed")
         work = _kept(self._work, _embed(embedder, prepared))
-        bill = Bill(lease, request_id, request.model, prepared.prompt_tokens, asked)
+        bill = Bill(lease, observed, request.model, prepared.prompt_tokens)
         settled = _kept(self._settlements, self._settle_after(work, bill))
         try:
             await asyncio.shield(settled)
@@ -143,12 +148,20 @@ class EmbeddingGateway:
 
     async def _settle_after(self, work: asyncio.Task[list[Vector]], bill: Bill) -> None:
         await asyncio.wait([work])
+        observed = bill.observed
+        observed.begin("settle")
         # A client that leaves pays for what it asked for; a failure of ours, a shutdown included, costs nothing.
+        left = work.cancelled() and not self._draining
         error = (ShuttingDownError() if self._draining else None) if work.cancelled() else work.exception()
+        refused = error is not None
         try:
-            await bill.lease.settle(refund=error is not None)
+            await bill.lease.settle(refund=refused)
         finally:
-            self._ledger.note(row_of_embedding(bill, error, left=work.cancelled()))
+            self._ledger.note(row_of_embedding(bill, error, left=left))
+            observed.begin("send")
+            finish = "refused" if refused else "abort" if left else "stop"
+            observed.used = Used(0 if refused else bill.prompt_tokens, finish=finish)
+            observed.release()
 
 
 async def _embed(embedder: Embedder, prepared: PreparedInputs) -> list[Vector]:

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import replace
@@ -28,6 +27,7 @@ from mulgil.errors import (
 from mulgil.generation import Generation
 from mulgil.pacing import Pacing
 from mulgil.schemas.tokenize import MOST_TEXTS, Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
+from mulgil.telemetry.observation import Observation
 from mulgil.tiers import Priority, Tier, check_model_allowed
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class Gateway:
         """Whether it will soon take nothing on any more; balancers should send new requests elsewhere."""
 
     async def start(
-        self, request: TextRequest, caller: Caller, *, timed: bool = False, request_id: str = ""
+        self, request: TextRequest, caller: Caller, *, timed: bool = False, observed: Observation | None = None
     ) -> Generation:
         """Prepare, admit and run *request*; returns when the engine has accepted it.
 
@@ -80,28 +80,31 @@ class Gateway:
             request: what to answer.
             caller: who asks.
             timed: note the order in which the answer grows, so that it can be read again from anywhere.
-            request_id: of the HTTP request, for the ledger.
+            observed: is told of each stage, and held until the generation is settled.
 
         Raises:
             MulgilError: it was refused; nothing runs, and nothing is charged.
         """
+        observed = (observed or Observation()).asks(request.operation, request.model)
         if self._draining:
             raise ShuttingDownError
-        asked, tier = time.perf_counter(), self._tier_of(caller)
+        tier = self._tier_of(caller)
         self._check(request, caller, tier)
         await self._ledger.check(caller.tenant, caller.key_id, tier)
-        if self._rebuilt is not None:
-            await self._rebuilt()
-        engine = self._engine()
+        engine = await self._engine_for(observed)
+        observed.begin("tokenise")
         prepared = await engine.prepare(request, tenant=caller.tenant, default_max_tokens=tier.max_tokens)
         lease = self._leases.open(Account(caller.tenant, caller.key_id), *limits_of_tier(tier))
+        observed.begin("reserve")
         await lease.reserve(Charge(prepared.prompt_tokens, prepared.most_output_tokens))
+        observed.begin("queue")
         turn = await self._turn(prepared, caller.tenant, tier, lease)
         # From here on nothing is awaited until the task that settles the lease, and gives the turn back, has both.
-        prepared = replace(prepared, priority=_IN_THE_ENGINE[tier.priority])
+        observed.generates("first_token")
+        prepared = replace(prepared, priority=_IN_THE_ENGINE[tier.priority], trace_headers=observed.trace_headers)
         generation = Generation(prepared, lease, model=request.model, fingerprint=self._fingerprint, timed=timed)
         generation.pacing = request.pacing or Pacing(tier.chunking)
-        generation.request_id, generation.asked = request_id, asked
+        generation.observed = observed
         lease.made = lambda: generation.snapshot.completion_tokens
         self._running[generation.id] = generation, engine
         self._spawn(self._run(engine, prepared, generation, turn))
@@ -181,6 +184,12 @@ class Gateway:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
+    async def _engine_for(self, observed: Observation) -> Engine:
+        if self._rebuilt is not None:
+            observed.begin("wait_for_engine")
+            await self._rebuilt()
+        return self._engine()
+
     async def _turn(self, prepared: Prepared, tenant: str, tier: Tier, lease: Lease) -> Turn:
         """A turn for *prepared*, which holds *lease* while it waits; without a turn the lease is given back."""
         demand = Demand(
@@ -222,9 +231,10 @@ class Gateway:
         except MulgilError as failure:
             error = failure
         except Exception:
-            log.exception("generation failed")
+            log.exception("generation failed", extra={"request_id": generation.observed.id})
             error = InternalServerError("The server had an error while processing your request.")
         finally:
+            generation.observed.begin("settle")
             refused = _was_refused(generation, error)
             turn.give_back(0 if refused else generation.prompt_tokens + generation.snapshot.completion_tokens)
             # Before the end is told: a client's next request must not meet its own reservation.
@@ -234,6 +244,7 @@ class Gateway:
                 del self._running[generation.id]
                 self._ledger.note(row_of_generation(generation, error, refunded=refused))
                 generation.close(error)
+                generation.conclude(refused=refused)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

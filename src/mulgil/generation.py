@@ -15,6 +15,7 @@ from mulgil.engine.base import ChoiceSnapshot, Prepared, Snapshot
 from mulgil.errors import MulgilError
 from mulgil.pacing import EVERY_TOKEN
 from mulgil.slices import Position, Slice, slices
+from mulgil.telemetry.observation import Observation, Used
 from mulgil.timeline import Timeline
 
 
@@ -31,10 +32,8 @@ class Generation:
         snapshot: the newest one.
         abandoned: nobody wants the rest.
         pacing: how much of it is told at a time.
-        request_id: of the HTTP request that asked for it.
-        asked: when that was taken on, of `time.perf_counter`.
-        first_token: when it was made, on the same clock; None before.
         timeline: the order in which it grew; None where nobody will ask.
+        observed: the request that it answers.
     """
 
     def __init__(
@@ -49,11 +48,10 @@ class Generation:
         self.snapshot = Snapshot((ChoiceSnapshot(),) * prepared.width)
         self.abandoned = False
         self.pacing = EVERY_TOKEN
-        self.request_id = ""
-        self.asked = time.perf_counter()
-        self.first_token: float | None = None
+        self.observed = Observation()
         self.timeline = Timeline() if timed else None
         self._accepted = False
+        self._begun = False
         self._closed = False
         self._error: MulgilError | None = None
         self._waiting: list[asyncio.Future[None]] = []
@@ -78,9 +76,10 @@ class Generation:
         if self.timeline is not None:
             self.timeline.note(self.snapshot, snapshot)
         self.snapshot = snapshot
-        if self.first_token is None and snapshot.completion_tokens:
-            self.first_token = time.perf_counter()
         self._accepted = True
+        if not self._begun and snapshot.completion_tokens:
+            self._begun = True
+            self.observed.begin("decode")
         self._wake()
 
     def close(self, error: MulgilError | None = None) -> None:
@@ -89,6 +88,24 @@ class Generation:
             self._closed = True
             self._error = error
             self._wake()
+
+    def conclude(self, *, refused: bool) -> None:
+        """Note what it used and how it ended, as it was charged: nothing if it was *refused*. To be called once."""
+        tokens = [choice.tokens for choice in self.snapshot.choices]
+        used = Used(cached=self.snapshot.cached_tokens, completion=sum(tokens), longest=max(tokens))
+        used.prompt = 0 if refused else self.prompt_tokens
+        reasons = {choice.finish_reason for choice in self.snapshot.choices}
+        if self.abandoned:
+            used.finish = "abort"
+        elif self._error is not None:
+            used.finish = "refused" if refused else "error"
+            self.observed.error = self._error.code or self._error.type
+        else:
+            # The one that tells most of an answer with several choices.
+            used.finish = next((one for one in ("content_filter", "length", "tool_calls") if one in reasons), "stop")
+        self.observed.used = used
+        self.observed.begin("send")
+        self.observed.release()
 
     async def accepted(self) -> None:
         """Wait until the engine has accepted the request.

@@ -12,6 +12,7 @@ from mulgil.errors import MulgilError, OverloadedError, StreamNotFoundError
 from mulgil.gateway import Gateway
 from mulgil.generation import Generation
 from mulgil.schemas.chat import ChatCompletionRequest
+from mulgil.telemetry.observation import Observation
 
 Status = Literal["running", "completed", "failed", "cancelled"]
 
@@ -94,8 +95,10 @@ class KeptStreams:
         """The model that answers where none is named."""
         return self._gateway.models[0]
 
-    async def start(self, request: ChatCompletionRequest, caller: Caller, *, request_id: str = "") -> KeptStream:
-        """Start to answer *request*, that of HTTP with this id; returns when the engine has accepted it.
+    async def start(
+        self, request: ChatCompletionRequest, caller: Caller, observed: Observation | None = None
+    ) -> KeptStream:
+        """Start to answer *request*, which is *observed*; returns when the engine has accepted it.
 
         Raises:
             OverloadedError: as many streams as may be kept are running.
@@ -103,7 +106,7 @@ class KeptStreams:
         """
         if len(self._streams) >= self._rules.most and not self._make_room():
             raise OverloadedError("The server keeps as many streams as it may.", retry_after=5.0)
-        generation = await self._gateway.start(request, caller, timed=True, request_id=request_id)
+        generation = await self._gateway.start(request, caller, timed=True, observed=observed)
         kept = KeptStream(f"stream_{generation.id.partition('-')[2]}", generation, request, caller)
         self._streams[kept.id] = kept
         self._wait_for_a_reader(kept)

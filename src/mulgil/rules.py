@@ -6,6 +6,22 @@ from mulgil.kept import KeepRules
 from mulgil.schemas.base import RequestLimits
 from mulgil.settings import Settings
 
+EXPOSED_HEADERS = (
+    "x-request-id",
+    "openai-processing-ms",
+    "retry-after",
+    "retry-after-ms",
+    "x-should-retry",
+    "x-mulgil-stream",
+    "traceparent",
+    *(
+        f"x-ratelimit-{what}-{budget}"
+        for what in ("limit", "remaining", "reset")
+        for budget in ("requests", "tokens", "input-tokens", "output-tokens")
+    ),
+)
+"""What pages of other origins may read."""
+
 
 def body_rules(settings: Settings) -> BodyRules:
     """What a request body may be."""

@@ -10,12 +10,13 @@ import asyncio
 import logging
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from mulgil.admission.allowance import explanation, go_duration, kind, longest, rate_limit_headers
-from mulgil.admission.policy import Charge, Limits, impossible
+from mulgil.admission.policy import Charge, Limits, Shortage, impossible
 from mulgil.admission.store import (
     Account,
     Balances,
@@ -49,6 +50,13 @@ class LeaseCounters:
     settle_retries: int = 0
     settle_failures: int = 0
     lost: int = 0
+    refusals: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    """Those that were refused, by scope and dimension of the limit that they were told of."""
+
+    def refuse(self, shortage: Shortage) -> None:
+        """Count one that *shortage* was told to."""
+        self.refused += 1
+        self.refusals[shortage.scope, shortage.dimension] += 1
 
 
 class Lease:
@@ -78,7 +86,7 @@ class Lease:
         """
         for limits, scope in ((self._key_limits, "key"), (self._tenant_limits, "tenant")):
             if never := impossible(charge, limits, scope):  # type: ignore[arg-type]  # the literals above
-                self._leases.counters.refused += 1
+                self._leases.counters.refuse(never)
                 raise RequestExceedsLimitError(
                     f"{explanation(never)} The request is larger than the limit itself.", kind=kind(never)
                 )
@@ -112,6 +120,7 @@ class Lease:
 
     def _refusal(self, decision: Decision) -> RateLimitError:
         worst = longest(decision.shortages)
+        self._leases.counters.refuse(worst)
         known = [shortage.wait for shortage in decision.shortages if shortage.wait is not None]
         unknown = len(known) < len(decision.shortages)
         wait = max([*known, _UNKNOWN_WAIT] if unknown else known)
@@ -183,8 +192,6 @@ class Leases:
         if decision.admitted:
             self.counters.reserved += 1
             self._open[lease.id] = lease
-        else:
-            self.counters.refused += 1
         return decision
 
     async def settle(self, lease: Lease, settlement: Settlement) -> Balances | None:

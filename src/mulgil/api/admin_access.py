@@ -1,4 +1,4 @@
-"""Who may enter `/admin`: whoever has the admin token, and nobody else."""
+"""Who may enter `/admin` and `/metrics`: whoever has the admin token, and nobody else."""
 
 import hmac
 import re
@@ -12,13 +12,13 @@ from mulgil.auth.keys import Caller, digest
 from mulgil.auth.source import KeySource
 from mulgil.errors import AdminOnlyError
 
-ADMIN_PATHS = ("/admin", "/admin/")
+ADMIN_PATHS = ("/admin", "/admin/", "/metrics")
 """For the open list of the users' authentication, beside an `AdminMiddleware` that guards them."""
 
 ADMIN = Caller(key_id="admin", tenant="admin")
 """Recognised as this very object, which no record of a key can make."""
 
-_ADMIN_PATH = re.compile(r"/admin(/|$)")
+_ADMIN_PATH = re.compile(r"/admin(/|$)|/metrics$")
 
 
 class AdminToken:
@@ -48,7 +48,7 @@ class AdminToken:
 
 
 class AdminMiddleware:
-    """Outside of the users' authentication: takes `/admin` and all below it upon itself.
+    """Outside of the users' authentication: takes `/admin`, all below it, and `/metrics` upon itself.
 
     Args:
         app: what is guarded.

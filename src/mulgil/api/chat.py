@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from mulgil.api.body import BodyRules, read_checked, validated
 from mulgil.api.chat_stream import frames, heartbeat
-from mulgil.api.context import caller_of, context_of
+from mulgil.api.context import caller_of, observed_of
 from mulgil.api.disconnect import unless_gone
 from mulgil.api.generations import Telling, public_id, reply, told_logprobs, usage
 from mulgil.api.openapi import documented
@@ -43,8 +43,8 @@ def routes(gateway: Gateway, rules: BodyRules, silence: Silence, streams: KeptSt
     async def create_chat_completion(request: Request) -> Response:
         asked = await read_chat(request, rules)
         if asked.stream_options is not None and asked.stream_options.resumable:
-            started = streams.start(asked, caller_of(request.scope), request_id=context_of(request.scope).id)
-            kept = await unless_gone(request.receive, started)
+            starting = streams.start(asked, caller_of(request.scope), observed_of(request.scope))
+            kept = await unless_gone(request.receive, starting)
             with_ids = "text/event-stream" in request.headers.get("accept", "")
             return kept_stream(streams, kept, silence, with_ids=with_ids)
 

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mulgil.api.body import BodyRules, read_checked, validated
-from mulgil.api.context import caller_of, context_of
+from mulgil.api.context import caller_of, observed_of
 from mulgil.api.disconnect import unless_gone
 from mulgil.api.openapi import documented
 from mulgil.embedding import Embedded, EmbeddingGateway
@@ -33,8 +33,9 @@ def routes(gateway: EmbeddingGateway, rules: BodyRules) -> APIRouter:
     )
     async def create_embeddings(request: Request) -> Response:
         asked = await read_checked(request, rules, lambda body: validated(EmbeddingRequest, body, rules))
-        work = gateway.embed(asked, caller_of(request.scope), request_id=context_of(request.scope).id)
-        embedded = await unless_gone(request.receive, work)
+        embedded = await unless_gone(
+            request.receive, gateway.embed(asked, caller_of(request.scope), observed_of(request.scope))
+        )
         body = await _written(asked, embedded)
         return Response(body, media_type="application/json", headers=embedded.lease.headers())
 

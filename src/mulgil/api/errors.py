@@ -8,6 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from mulgil.api.context import observed_of
 from mulgil.errors import BadRequestError, MethodNotAllowedError, MulgilError, NotFoundError
 
 _MESSAGE_LIMIT = 2_000
@@ -58,13 +59,17 @@ def from_http_exception(request: Request, error: HTTPException) -> MulgilError:
 def install(app: FastAPI) -> None:
     """Make *app* answer every failure with the envelope."""
 
-    async def on_error(_: Request, error: Exception) -> Response:
-        assert isinstance(error, MulgilError)
+    def told(request: Request, error: MulgilError) -> Response:
+        observed_of(request.scope).error = error.code or error.type
         return error_response(error)
+
+    async def on_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, MulgilError)
+        return told(request, error)
 
     async def on_http_exception(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return error_response(from_http_exception(request, error))
+        return told(request, from_http_exception(request, error))
 
     app.add_exception_handler(MulgilError, on_error)
     app.add_exception_handler(HTTPException, on_http_exception)

@@ -8,7 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mulgil.api.context import caller_of, context_of
+from mulgil.api.context import caller_of, observed_of
 from mulgil.api.disconnect import unless_gone
 from mulgil.api.errors import JSONBody
 from mulgil.api.sse import Events, EventStream, Silence
@@ -43,8 +43,9 @@ async def reply(request: Request, gateway: Gateway, asked: TextRequest, telling:
         MulgilError: it was refused, or failed before anything was sent.
         ClientGone: nobody waits for the reply any more.
     """
-    started = gateway.start(asked, caller_of(request.scope), request_id=context_of(request.scope).id)
-    generation = await unless_gone(request.receive, started)
+    generation = await unless_gone(
+        request.receive, gateway.start(asked, caller_of(request.scope), observed=observed_of(request.scope))
+    )
 
     def abandon() -> None:
         gateway.abandon(generation)

@@ -7,7 +7,7 @@ from urllib.parse import parse_qs
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mulgil.api.context import attach, context_of
+from mulgil.api.context import RequestContext, attach, context_of, observed_of
 from mulgil.api.disconnect import ClientGone
 from mulgil.api.errors import error_response
 from mulgil.api.websocket_door import offered_key, refuse
@@ -15,64 +15,97 @@ from mulgil.auth.keys import Caller, bearer_token
 from mulgil.auth.source import KeySource
 from mulgil.auth.tickets import Ticket, Tickets
 from mulgil.errors import AuthenticationError, InternalServerError, MulgilError, TicketNotFoundError
+from mulgil.telemetry.observation import Observation, Observer
 
 STREAM_PATH = "/v1/streams/"
 TICKET_PATHS = ("/stream", "/ws/chat")
 """What a ticket opens, beside the stream that it is for."""
 
 _WEBSOCKET_FAILED = 1011
+_EVENT_STREAM = "text/event-stream"
+_CLIENT_GONE = 499  # nginx's; nobody gets to see it
 
 log = logging.getLogger(__name__)
 
 
 class RequestContextMiddleware:
-    """Outermost but for CORS: gives every request an id, every response its headers, and no error a traceback."""
+    """Outermost but for CORS: gives every request an id, every response its headers, and no error a traceback.
 
-    def __init__(self, app: ASGIApp) -> None:
+    Args:
+        app: what is inside.
+        observer: is told of every request.
+        routes: paths without parameters, by which a request that got no further is told.
+    """
+
+    def __init__(self, app: ASGIApp, observer: Observer | None = None, routes: Collection[str] = ()) -> None:
         self._app = app
+        self._observer = observer
+        self._routes = frozenset(routes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        context = attach(scope)
-        status = 0
-
-        async def send_with_headers(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "websocket.accept":
-                status = 101
-            elif message["type"] == "http.response.start":
-                status = message["status"]
-                headers = MutableHeaders(scope=message)
-                headers["x-request-id"] = context.id
-                headers["openai-processing-ms"] = str(context.milliseconds)
-            await send(message)
-
+        context = attach(scope, self._observer)
+        exchange, observed = _Exchange(context, receive, send), context.observed
         try:
-            await self._app(scope, receive, send_with_headers)
+            await self._app(scope, exchange.receive, exchange.send)
         except ClientGone:
-            status = status or 499
+            observed.hung_up = True
         except Exception:
             log.exception("request %s failed", context.id)
+            observed.error = "internal_error"
             if scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": _WEBSOCKET_FAILED})
                 return
-            if status:
+            if observed.status:
                 raise  # The response has begun: all that is left is to cut the connection.
             error = InternalServerError("The server had an error while processing your request.")
-            await error_response(error)(scope, receive, send_with_headers)
+            await error_response(error)(scope, receive, exchange.send)
         finally:
-            log.info(
-                "%s %s %s %s %d %d ms %s",
-                context.id,
-                context.client_id or "-",
-                scope.get("method", "WS"),
-                scope["path"].encode("unicode_escape").decode()[:256],
-                status,
-                context.milliseconds,
-                context.caller.key_id if context.caller else "-",
-            )
+            observed.status = observed.status or _CLIENT_GONE
+            observed.route = self._route(scope)
+            observed.answered()
+
+    def _route(self, scope: Scope) -> str | None:
+        """The template of the path; None where there is no such route."""
+        if (route := scope.get("route")) is not None:
+            return str(route.path)
+        return scope["path"] if scope["path"] in self._routes else None
+
+
+class _Exchange:
+    """What goes from a client to the application and back."""
+
+    def __init__(self, context: RequestContext, receive: Receive, send: Send) -> None:
+        self._context = context
+        self._receive = receive
+        self._send = send
+        self._whole = False
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.disconnect" and not self._whole:
+            self._context.observed.hung_up = True
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.body":
+            self._whole = not message.get("more_body", False)
+        elif message["type"] == "http.response.start":
+            self._begin(message)
+        elif message["type"] == "websocket.accept":
+            self._context.observed.answers(101, "socket")
+        await self._send(message)
+
+    def _begin(self, message: Message) -> None:
+        observed, headers = self._context.observed, MutableHeaders(scope=message)
+        headers["x-request-id"] = self._context.id
+        headers["openai-processing-ms"] = str(self._context.milliseconds)
+        if observed.trace_headers:
+            headers.update(observed.trace_headers)
+        is_stream = headers.get("content-type", "").startswith(_EVENT_STREAM)
+        observed.answers(message["status"], "stream" if is_stream else "reply")
 
 
 class AuthenticationMiddleware:
@@ -95,15 +128,22 @@ class AuthenticationMiddleware:
         self._open_below = tuple(path for path in open_paths if path.endswith("/") and path != "/")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] in ("http", "websocket") and not self._is_open(scope["path"]):
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        observed = observed_of(scope)
+        if not self._is_open(scope["path"]):
             try:
-                context_of(scope).caller = await self._authenticate(scope)
+                context_of(scope).caller = caller = await self._authenticate(scope)
+                _note(observed, caller)
             except MulgilError as error:
+                observed.error = error.code or error.type
                 if scope["type"] == "websocket":
                     await refuse(error, scope, receive, send)
                 else:
                     await error_response(error)(scope, receive, send)
                 return
+        observed.begin("read")
         await self._app(scope, receive, send)
 
     def _ticket(self, scope: Scope) -> Ticket | None:
@@ -142,3 +182,8 @@ class AuthenticationMiddleware:
                 code=None,
             )
         raise AuthenticationError("Incorrect API key provided.", code="invalid_api_key")
+
+
+def _note(observed: Observation, caller: Caller) -> None:
+    observed.tenant, observed.tier = caller.tenant, caller.tier
+    observed.key, observed.key_prefix = caller.key_id, caller.prefix

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from mulgil.api.body import BodyRules
 from mulgil.api.chat import read_chat
 from mulgil.api.chat_stream import frames, heartbeat, last_id
-from mulgil.api.context import caller_of, context_of
+from mulgil.api.context import caller_of, context_of, observed_of
 from mulgil.api.disconnect import unless_gone
 from mulgil.api.errors import JSONBody, error_frame
 from mulgil.api.openapi import documented
@@ -91,8 +91,8 @@ def routes(streams: KeptStreams, tickets: Tickets, rules: BodyRules, silence: Si
 
 
 async def _start(request: Request, streams: KeptStreams, asked: ChatCompletionRequest) -> KeptStream:
-    started = streams.start(asked, caller_of(request.scope), request_id=context_of(request.scope).id)
-    return await unless_gone(request.receive, started)
+    starting = streams.start(asked, caller_of(request.scope), observed_of(request.scope))
+    return await unless_gone(request.receive, starting)
 
 
 def _read(request: Request, kept: KeptStream, streams: KeptStreams, silence: Silence) -> Response:

@@ -12,7 +12,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from mulgil.api.body import BodyRules, parsed
 from mulgil.api.chat import checked_chat
-from mulgil.api.context import caller_of, context_of
+from mulgil.api.context import caller_of, observed_of
 from mulgil.api.errors import envelope
 from mulgil.api.generations import usage
 from mulgil.api.websocket_door import refuse, spoken
@@ -28,7 +28,10 @@ from mulgil.gateway import Gateway
 from mulgil.generation import Generation
 from mulgil.schemas.chat import ChatCompletionRequest
 from mulgil.schemas.usage import PromptTokensDetails, Usage
+from mulgil.telemetry.observation import Observation
 
+_ROUTE = "/ws/chat"
+_CLIENT_GONE = 499
 _NORMAL, _RESTARTING, _UNSUPPORTED, _IDLE = 1000, 1012, 1003, 4408
 
 
@@ -49,7 +52,7 @@ def routes(gateway: Gateway, rules: BodyRules, sockets: SocketRules) -> APIRoute
     """The chat over WebSocket, served by *gateway*."""
     router = APIRouter()
 
-    @router.websocket("/ws/chat")
+    @router.websocket(_ROUTE)
     async def chat(websocket: WebSocket) -> None:
         if not _may_connect(websocket, sockets.origins):
             error = PermissionDeniedError("Pages of this origin may not connect.")
@@ -77,7 +80,7 @@ class _Conversation:
         self._gateway = gateway
         self._rules = rules
         self._caller: Caller = caller_of(websocket.scope)
-        self._request_id = context_of(websocket.scope).id
+        self._observed = observed_of(websocket.scope)
         self._history: list[dict[str, Any]] = []
         self._size = 0
         self._turn: asyncio.Task[None] | None = None
@@ -157,25 +160,31 @@ class _Conversation:
         return asked
 
     async def _answer(self, asked: ChatCompletionRequest, turn: str | None) -> None:
+        observed = self._observed.turn(_ROUTE)
         try:
-            self._generation = generation = await self._gateway.start(asked, self._caller, request_id=self._request_id)
+            self._generation = generation = await self._gateway.start(asked, self._caller, observed=observed)
+            observed.answers(200)
             try:
                 await self._follow(generation, turn)
             finally:
                 self._gateway.abandon(generation)
         except WebSocketDisconnect:
-            pass
+            observed.hung_up = True
         except asyncio.CancelledError:
             if not (self._cancelled and self._generation is None):
+                observed.hung_up = True
                 raise
             await self._tell("done", turn, content="", finish_reason="cancelled", usage=_nothing_used())
         except MulgilError as error:
-            await self._fail(error, turn)
+            await self._fail(error, turn, observed)
         except Exception:
-            await self._fail(InternalServerError("The server had an error while processing your request."), turn)
+            failure = InternalServerError("The server had an error while processing your request.")
+            await self._fail(failure, turn, observed)
             raise
         finally:
             self._generation = None
+            observed.status = observed.status or _CLIENT_GONE
+            observed.answered()
 
     async def _follow(self, generation: Generation, turn: str | None) -> None:
         told = thought = ""
@@ -208,7 +217,8 @@ class _Conversation:
             **({"tool_calls": calls} if calls else {}),
         )
 
-    async def _fail(self, error: MulgilError, turn: str | None) -> None:
+    async def _fail(self, error: MulgilError, turn: str | None, observed: Observation) -> None:
+        observed.status, observed.error = observed.status or error.status, error.code or error.type
         with contextlib.suppress(WebSocketDisconnect, RuntimeError):
             await self._tell("error", turn, **envelope(error))
             if self._gateway.draining:

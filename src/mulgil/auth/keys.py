@@ -9,7 +9,7 @@ import hmac
 import re
 import secrets
 import string
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -36,12 +36,14 @@ class Caller:
         tenant: whose key it is.
         tier: name of the limits and rights it has.
         models: names of the models it may use; None for all.
+        prefix: the first characters of the key, by which people tell keys apart; empty where they would tell too much.
     """
 
     key_id: str
     tenant: str
     tier: str = DEFAULT
     models: tuple[str, ...] | None = None
+    prefix: str = field(default="", compare=False)
 
 
 def _no_digest_of_nothing(value: str) -> str:
@@ -107,7 +109,7 @@ class KeyRecord(BaseModel):
     @property
     def caller(self) -> Caller:
         """Who calls with it."""
-        return Caller(self.id, self.tenant, self.tier, self.models)
+        return Caller(self.id, self.tenant, self.tier, self.models, self.prefix)
 
     def status(self, now: datetime) -> Literal["active", "disabled", "expired"]:
         """What is to be said of it at *now*."""

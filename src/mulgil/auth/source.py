@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from mulgil.auth.keys import Caller, KeyRecord, digest, stored_form
+from mulgil.auth.keys import Caller, KeyRecord, digest, is_of_our_making, public_prefix, stored_form
 
 _NAME_DIGITS = 8
 
@@ -72,8 +72,13 @@ class StaticKeys:
 
     def __init__(self, entries: Iterable[str], *, tenant: str = "default") -> None:
         self._callers = {
-            kept: Caller(key_id=f"key-{kept.removeprefix('sha256:')[:_NAME_DIGITS]}", tenant=tenant)
-            for kept in map(stored_form, entries)
+            (kept := stored_form(entry)): Caller(
+                key_id=f"key-{kept.removeprefix('sha256:')[:_NAME_DIGITS]}",
+                tenant=tenant,
+                # Of a key that somebody thought up, the first characters may be half of it.
+                prefix=public_prefix(entry) if is_of_our_making(entry.encode()) else "",
+            )
+            for entry in entries
         }
 
     async def find(self, key: bytes) -> Caller | None:

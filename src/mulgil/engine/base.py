@@ -1,6 +1,6 @@
 """The engine port: what the gateway needs of an engine, and what an engine promises."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -115,6 +115,7 @@ class Prepared:
         choices: number of choices of each prompt.
         payload: what the adapter that prepared it needs again; opaque to everyone else.
         priority: among those that wait inside the engine the lower one comes first.
+        trace_headers: by which the engine may add to the trace of the request; None without one.
     """
 
     id: str
@@ -122,6 +123,7 @@ class Prepared:
     choices: int
     payload: object
     priority: int = 0
+    trace_headers: Mapping[str, str] | None = None
 
     @property
     def prompt_tokens(self) -> int:

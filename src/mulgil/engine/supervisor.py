@@ -6,13 +6,14 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Generic, Literal, Protocol, TypeVar, get_args
 
 from mulgil.errors import EngineUnavailableError, MulgilError
 
 log = logging.getLogger(__name__)
 
 State = Literal["loading", "ready", "unresponsive", "rebuilding", "failed", "stopped"]
+STATES: tuple[State, ...] = get_args(State)
 
 _LOADING_RETRY_AFTER = 5.0
 _FAILED_RETRY_AFTER = 30.0

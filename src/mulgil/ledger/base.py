@@ -14,7 +14,7 @@ class UsageRow:
     Attributes:
         id: random, ours, unique: a row that is written twice is there once. Of a generation the part of the answer's
             id after the dash.
-        request_id: of the HTTP request, `req_…`; all turns of a WebSocket share one.
+        request_id: of the HTTP request, `req_…`; the turns of a WebSocket are counted behind it, `req_….1`.
         at: when it ended; aware.
         tenant: who pays.
         key_id: with which key.

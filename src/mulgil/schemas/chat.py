@@ -1,7 +1,7 @@
 """`POST /v1/chat/completions`: request and response."""
 
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
@@ -70,6 +70,8 @@ class ChatCompletionRequest(SamplingFields, ToolFields):
     """The body of `POST /v1/chat/completions`."""
 
     also_known = frozenset(_NOT_OFFERED) | _IGNORED
+    operation: ClassVar[str] = "chat"
+    """OpenTelemetry's name for what it asks for, as of the next class."""
 
     model: str = Field(min_length=1)
     messages: Listed[ChatMessage] = Field(min_length=1)

@@ -1,7 +1,7 @@
 """`POST /v1/completions`: request and response."""
 
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError, PydanticKnownError
@@ -21,6 +21,7 @@ class CompletionRequest(SamplingFields):
     """The body of `POST /v1/completions`."""
 
     also_known = frozenset(_NOT_OFFERED)
+    operation: ClassVar[str] = "text_completion"
 
     model: str = Field(min_length=1)
     prompt: Any = Field(json_schema_extra={"anyOf": [{"type": "string"}, {"type": "array"}]})

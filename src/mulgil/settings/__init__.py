@@ -13,6 +13,7 @@ from mulgil.settings.groups import (
     KeySettings,
     LimitSettings,
     ServerSettings,
+    TelemetrySettings,
     UsageSettings,
 )
 
@@ -24,6 +25,7 @@ __all__ = [
     "LimitSettings",
     "ServerSettings",
     "Settings",
+    "TelemetrySettings",
     "UsageSettings",
     "problems",
     "unknown_variables",
@@ -33,7 +35,14 @@ ENV_PREFIX = "MULGIL_"
 
 
 class Settings(
-    EngineSettings, EmbeddingSettings, ServerSettings, LimitSettings, UsageSettings, KeySettings, BaseSettings
+    EngineSettings,
+    EmbeddingSettings,
+    ServerSettings,
+    TelemetrySettings,
+    LimitSettings,
+    UsageSettings,
+    KeySettings,
+    BaseSettings,
 ):
     """The whole configuration: flags win over `MULGIL_…` variables, those over `.env`.
 

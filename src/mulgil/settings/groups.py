@@ -213,8 +213,24 @@ class ServerSettings(_Group):
     """Most inputs in one request for embeddings."""
     unknown_fields: Literal["ignore", "reject"] = "ignore"
     """What happens to a top-level field of a request body that nobody knows."""
+
+
+class TelemetrySettings(_Group):
+    """Logs and metrics. Traces are asked for by OpenTelemetry's own variables (docs/operations.md)."""
+
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """How much is logged. Prompts and answers never are."""
+    log_format: Literal["console", "json"] = "console"
+    """How a log line is written: for people, or a JSON object."""
+    access_log_share: float = Field(default=1.0, ge=0, le=1)
+    """Share of the requests that went well which have an access line; the others always have one."""
+    metrics_port: int | None = Field(default=None, ge=0, le=65_535)
+    """Port on which `/metrics` is told to whoever asks; 0 takes a free one. Default: none. The server's own `/metrics`
+    needs the admin token."""
+    metrics_host: str = "127.0.0.1"
+    """Address of that port."""
+    engine_metrics: bool = True
+    """Whether vLLM keeps its own series (`vllm:…`), which takes a microsecond of this process for each token."""
 
 
 class LimitSettings(_Group):
@@ -287,6 +303,6 @@ class KeySettings(_Group):
     """The file of keys that `mulgil keys` writes; edits take effect within two seconds. With `redis_url` set, keys
     are looked up there too."""
     admin_token: SecretStr | None = None
-    """What opens `/admin`, at least 16 characters. Not set: there are no such routes."""
+    """What opens `/admin` and `/metrics`, at least 16 characters. Not set: there are no such routes."""
     audit_log: Path | None = None
     """File to which every change of a key or a balance is added as a line of JSON."""

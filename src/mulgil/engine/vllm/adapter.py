@@ -21,7 +21,7 @@ from mulgil.engine.vllm.hosting import SHUTDOWN_TIMEOUT, HostedLLM
 from mulgil.engine.vllm.inbox import Inbox, Pace
 from mulgil.engine.vllm.parsing import AnswerParsers
 from mulgil.engine.vllm.prompts import PromptRenderer
-from mulgil.engine.vllm.stats import SchedulerView
+from mulgil.engine.vllm.stats import NoSeries, SchedulerView
 from mulgil.engine.vllm.strand import Strand
 from mulgil.schemas.chat import ChatCompletionRequest
 from mulgil.schemas.tokenize import TokenizeRequest
@@ -34,13 +34,21 @@ _NOBODY_READS_ALONG = 0.25
 class VLLMEngine:
     """Implements `Engine` on an `AsyncLLM` of this process.
 
+    Args:
+        settings: the model, and how it is run.
+        with_series: have vLLM keep its own series for Prometheus.
+        traces_endpoint: where vLLM's processes send their spans; None for no spans at all.
+
     Raises:
         ValueError: `engine_args` names something that `AsyncEngineArgs` does not have.
     """
 
-    def __init__(self, settings: EngineSettings) -> None:
+    def __init__(
+        self, settings: EngineSettings, *, with_series: bool = True, traces_endpoint: str | None = None
+    ) -> None:
         self._settings = settings
-        self._args = _engine_args(settings)
+        self._args = {"otlp_traces_endpoint": traces_endpoint} | _engine_args(settings)
+        self._with_series = with_series
         self._running: dict[str, list[str]] = {}
         self._made = 0
         self._pace = Pace(settings.chunk_interval, settings.stream_events_per_second)
@@ -78,7 +86,7 @@ class VLLMEngine:
         llm = AsyncLLM.from_engine_args(
             AsyncEngineArgs(**self._args),
             usage_context=UsageContext.OPENAI_API_SERVER,
-            stat_loggers=[self._scheduler.logger],
+            stat_loggers=[self._scheduler.logger, *(() if self._with_series else (NoSeries,))],
         )
         try:
             self._prompts = PromptRenderer(llm, template)
@@ -146,7 +154,7 @@ class VLLMEngine:
         try:
             with translated():
                 for index, strand in enumerate(strands):
-                    collectors.append(await strand.submit(llm, priority=prepared.priority))
+                    collectors.append(await strand.submit(llm, prepared))
                     inbox.attach(index, collectors[-1])  # one by one: those before a failure are to be closed
             yield Snapshot(tuple(choices))
             with translated():

@@ -3,7 +3,7 @@
 import logging
 from typing import Any
 
-from vllm.v1.metrics.loggers import StatLoggerBase
+from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerBase
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +56,27 @@ class _Told(StatLoggerBase):  # type: ignore[misc]  # vLLM is not followed
     ) -> None:
         if scheduler_stats is not None:
             self._view.note(self._engine_index, scheduler_stats)
+
+    def log_engine_initialized(self) -> None:
+        pass
+
+
+class NoSeries(PrometheusStatLogger):  # type: ignore[misc]  # as above
+    """In the place of vLLM's own series, which it keeps unless it is given others; they cost time for each token."""
+
+    def __init__(self, vllm_config: Any, engine_indexes: list[int] | None = None) -> None:
+        pass
+
+    def record(
+        self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
+    ) -> None:
+        pass
+
+    def record_sleep_state(self, sleep: int = 0, level: int = 0) -> None:
+        pass
+
+    def record_admission_rejection(self, reason: str) -> None:
+        pass
 
     def log_engine_initialized(self) -> None:
         pass

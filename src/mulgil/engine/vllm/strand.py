@@ -8,7 +8,7 @@ from typing import Any
 
 from vllm.exceptions import VLLMValidationError
 
-from mulgil.engine.base import ChoiceSnapshot, TextRequest
+from mulgil.engine.base import ChoiceSnapshot, Prepared, TextRequest
 from mulgil.engine.vllm.outputs import Fold, LogprobsFold, stop_cause
 from mulgil.engine.vllm.parsing import AnswerParsers
 from mulgil.engine.vllm.sampling import sampling_params
@@ -94,12 +94,14 @@ class Strand:
             reason = _PLACE_IN_SOURCE.sub("", str(error)).strip()[:_LONGEST_REASON]
             raise InvalidSchemaError(reason, param=param) from error
 
-    async def submit(self, llm: Any, *, priority: int) -> Any:
-        """Hand it to vLLM, the lower the priority the earlier; the collector of its outputs."""
+    async def submit(self, llm: Any, prepared: Prepared) -> Any:
+        """Hand it to vLLM as a part of *prepared*; the collector of its outputs."""
         # It is verified. vLLM would do it once more, on the event loop: for many large tools that takes seconds.
         self._params.verify = _verified
         # Not generate(): that tells nothing between "accepted" and the first token.
-        return await llm.add_request(self.id, self._input, self._params, priority=priority)
+        return await llm.add_request(
+            self.id, self._input, self._params, priority=prepared.priority, trace_headers=prepared.trace_headers
+        )
 
     def told(self, choice: Any, output: Any) -> ChoiceSnapshot:
         """The snapshot of one choice after an output of vLLM's."""

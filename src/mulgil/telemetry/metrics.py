@@ -1,0 +1,112 @@
+"""The numbers that are noted when a request is over."""
+
+from collections.abc import Collection
+from typing import Generic, TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from mulgil.telemetry import names
+from mulgil.telemetry.names import Metric
+from mulgil.telemetry.observation import Observation, Used
+
+_METHODS = frozenset("GET POST PUT PATCH DELETE OPTIONS HEAD WS".split())
+OTHER, NONE = "other", "none"
+Exemplar = dict[str, str] | None
+
+
+S = TypeVar("S", Counter, Histogram)
+
+
+class _Family(Generic[S]):
+    """A metric and the series of it that were asked for: to look one up there costs the client library more."""
+
+    def __init__(self, metric: S) -> None:
+        self._metric = metric
+        self._series: dict[tuple[str, ...], S] = {}
+
+    def of(self, *labels: str) -> S:
+        """The series with these values of its labels."""
+        series = self._series.get(labels)
+        if series is None:
+            series = self._series[labels] = self._metric.labels(*labels)
+        return series
+
+
+class RequestMetrics:
+    """Counts requests. No label ever has a value that a client made up.
+
+    Args:
+        registry: where the series are.
+        models: names that are served; any other one is `other`.
+        tiers: names of the tiers; a key of any other has `default`.
+    """
+
+    def __init__(self, registry: CollectorRegistry, models: Collection[str], tiers: Collection[str]) -> None:
+        self._registry = registry
+        self._models = frozenset(models)
+        self._tiers = frozenset(tiers)
+        self._requests = self._counter(names.REQUESTS)
+        self._seconds = self._histogram(names.REQUEST_SECONDS)
+        self._prompt, self._cached = self._counter(names.PROMPT_TOKENS), self._counter(names.CACHED_TOKENS)
+        self._completion = self._counter(names.COMPLETION_TOKENS)
+        self._answers = self._counter(names.ANSWERS)
+        self._first = self._histogram(names.FIRST_TOKEN_SECONDS)
+        self._gap = self._histogram(names.TOKEN_SECONDS)
+        self._queue = self._histogram(names.QUEUE_SECONDS)
+        self._tokenise = self._histogram(names.TOKENISE_SECONDS)
+        self._store = self._histogram(names.STORE_SECONDS)
+        self._hang_ups = self._counter(names.HANG_UPS)
+
+    def count(self, observed: Observation) -> None:
+        """Add a request that is over."""
+        method = observed.method if observed.method in _METHODS else OTHER
+        route = observed.route or OTHER
+        answer = self._model(observed.model), self._tier(observed.tier)
+        exemplar: Exemplar = {"trace_id": observed.trace_id} if observed.trace_id else None
+        self._requests.of(method, route, str(observed.status), *answer).inc(exemplar=exemplar)
+        if not observed.is_socket:
+            self._seconds.of(route, answer[0]).observe(observed.ended - observed.began, exemplar)
+        if observed.hung_up:
+            self._hang_ups.of(route).inc()
+        if observed.operation is not None:
+            self._count_stages(observed, answer, exemplar)
+            self._count_tokens(observed.used, answer)
+
+    def _count_stages(self, observed: Observation, answer: tuple[str, str], exemplar: Exemplar) -> None:
+        for stage, begin, end in observed.spans():
+            if stage == "queue":
+                self._queue.of(*answer).observe(end - begin, exemplar)
+            elif stage == "tokenise":
+                self._tokenise.of(answer[0]).observe(end - begin, exemplar)
+            elif stage in ("reserve", "settle"):
+                self._store.of(stage).observe(end - begin, exemplar)
+            elif stage == "decode":
+                self._first.of(*answer).observe(begin - observed.began, exemplar)
+                gaps = observed.used.longest - 1 if observed.used else 0
+                if gaps > 0:
+                    self._gap.of(*answer).observe((end - begin) / gaps, exemplar)
+
+    def _count_tokens(self, used: Used | None, answer: tuple[str, str]) -> None:
+        if used is None:
+            return
+        self._answers.of(*answer, used.finish).inc()
+        self._prompt.of(*answer).inc(used.prompt)
+        self._cached.of(*answer).inc(used.cached)
+        self._completion.of(*answer).inc(used.completion)
+
+    def _model(self, asked: str | None) -> str:
+        if asked is None:
+            return NONE
+        return asked if asked in self._models else OTHER
+
+    def _tier(self, tier: str | None) -> str:
+        if tier is None:
+            return NONE
+        return tier if tier in self._tiers else "default"
+
+    def _counter(self, metric: Metric) -> "_Family[Counter]":
+        return _Family(Counter(metric.name, metric.help, metric.labels, registry=self._registry))
+
+    def _histogram(self, metric: Metric) -> "_Family[Histogram]":
+        made = Histogram(metric.name, metric.help, metric.labels, registry=self._registry, buckets=metric.buckets)
+        return _Family(made)
