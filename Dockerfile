@@ -5,7 +5,7 @@
 #   docker build --tag mulgil:cpu --build-arg BUILD=cpu .         vLLM for CPU (docs/deploy.md says what TORCH_INDEX is)
 #   docker build --tag mulgil:simulated --build-arg BUILD=simulated .   no vLLM, no model
 #
-# EXTRAS=ray,… adds extras of pyproject.toml. Pin the images by digest where builds must repeat: VLLM_IMAGE=…@sha256:…
+# EXTRAS=otel,postgres,ray: extras of pyproject.toml. Pin the images by digest where builds must repeat: VLLM_IMAGE=…@sha256:…
 ARG BUILD=gpu
 # The adapter is written against this version of vLLM and no other.
 ARG VLLM_IMAGE=vllm/vllm-openai:v0.32.0
@@ -34,7 +34,7 @@ COPY scripts/constraints.txt deploy/docker/requirements.py ./
 
 FROM python AS packages-cpu
 ARG TORCH_INDEX=""
-ARG EXTRAS=""
+ARG EXTRAS=otel,postgres
 RUN python requirements.py "cpu,${EXTRAS}" > requirements.txt \
  && python -m pip install ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} --constraint constraints.txt \
       torch==2.13.0+cpu --requirement requirements.txt \
@@ -42,12 +42,12 @@ RUN python requirements.py "cpu,${EXTRAS}" > requirements.txt \
  && python -m pip uninstall --yes torchvision torchaudio torchcodec
 
 FROM python AS packages-simulated
-ARG EXTRAS=""
+ARG EXTRAS=otel,postgres
 RUN python requirements.py "${EXTRAS}" > requirements.txt \
  && python -m pip install --constraint constraints.txt --requirement requirements.txt
 
 FROM ${VLLM_IMAGE} AS packages-gpu
-ARG EXTRAS=""
+ARG EXTRAS=otel,postgres
 # Whoever the base image runs as; the last stage has a user of its own.
 # hadolint ignore=DL3002
 USER 0:0

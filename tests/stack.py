@@ -1,4 +1,4 @@
-"""Gateways, Valkey and nginx on the loopback, as docker-compose.yml has them, without containers."""
+"""Gateways, Valkey, PostgreSQL and nginx on the loopback, as docker-compose.yml has them, without containers."""
 
 import argparse
 import asyncio
@@ -16,6 +16,7 @@ from deployment import composed
 from gatewayprocess import GatewayProcess, gateway_process
 from harness import KEY, UNLIMITED, VLLM
 from nginxserver import Nginx, nginx
+from postgresserver import running as postgres_running
 from storeservers import VALKEY, StoreServer
 from storeservers import running as store_running
 
@@ -35,11 +36,13 @@ class Stack:
         front: the one that clients see.
         gateways: behind it.
         store: which they share.
+        usage_url: of the database in which they keep what was used; None where that is another one than the stack's.
     """
 
     front: Nginx
     gateways: tuple[GatewayProcess, ...]
     store: StoreServer
+    usage_url: str | None
 
     @property
     def url(self) -> str:
@@ -53,7 +56,8 @@ async def stack(*, engine: str = "simulated", gateways: int = 2, **settings: Any
     Args:
         engine: `simulated`, or `vllm` with the demo model.
         gateways: how many.
-        settings: of the gateways, beside those of docker-compose.yml; where there is a database, `usage_url`.
+        settings: of the gateways, beside those of docker-compose.yml. Without a `usage_url` they keep usage in a
+            PostgreSQL of the stack, or in one file where there is none for this machine.
     """
     with tempfile.TemporaryDirectory(prefix="mg-stack-") as name:
         folder = Path(name)
@@ -61,23 +65,31 @@ async def stack(*, engine: str = "simulated", gateways: int = 2, **settings: Any
         async with AsyncExitStack() as running:
             store = running.enter_context(store_running(VALKEY, *services["valkey"]["command"][1:]))
             url = f"redis://:{PASSWORD}@127.0.0.1:{store.port}/0"
-            chosen = _settings(services, engine) | {"redis_url": url, "config": UNLIMITED} | settings
+            usage_url = None if "usage_url" in settings else _usage_url(running, folder)
+            chosen = _settings(services, engine) | {"redis_url": url, "config": UNLIMITED, "usage_url": usage_url}
+            chosen |= settings
             started = []
             for number in range(gateways):
                 (folder / str(number)).mkdir()
+                chosen["state_folder"] = folder / str(number)
                 process = gateway_process(folder / str(number), variables=_ENVIRONMENT[engine], **chosen)
                 started.append(await running.enter_async_context(process))
             for gateway in started:
                 await _until_ready(gateway)
             given = _given_to_nginx(services["nginx"]["environment"])
             front = await running.enter_async_context(nginx(*(str(one.address) for one in started), **given))
-            yield Stack(front, tuple(started), store)
+            yield Stack(front, tuple(started), store, usage_url)
 
 
 _ENVIRONMENT: dict[str, Mapping[str, str]] = {
     "simulated": {},
     "vllm": {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING"},
 }
+
+
+def _usage_url(running: AsyncExitStack, folder: Path) -> str:
+    database = running.enter_context(postgres_running())
+    return database.url() if database else f"sqlite:///{folder / 'usage.db'}"
 
 
 def _services(folder: Path) -> Any:
@@ -87,12 +99,13 @@ def _services(folder: Path) -> Any:
 
 
 def _settings(services: Any, engine: str) -> dict[str, Any]:
-    """What the gateway of docker-compose.yml is told, but for where it listens."""
+    """What the gateway of docker-compose.yml is told, but for where it listens: all of them are on one machine here."""
     told = services["gateway-simulated"]["environment"]
     given = {
-        name.removeprefix(ENV_PREFIX).lower(): value for name, value in told.items() if name.startswith(ENV_PREFIX)
+        name.removeprefix(ENV_PREFIX).lower(): value
+        for name, value in told.items()
+        if name.startswith(ENV_PREFIX) and not name.endswith(("HOST", "PORT"))
     }
-    given |= {"host": "127.0.0.1", "port": 0}
     if engine == "vllm":
         model = prepare_demo_model(cache_folder(), lambda line: None)
         given |= {**VLLM, "model": model, "served_model_name": ",".join(VLLM["served_model_name"])}

@@ -1,11 +1,13 @@
 """Tiers: what `mulgil.toml` may say, and what is said of one that is wrong."""
 
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
 from mulgil.errors import PermissionDeniedError
-from mulgil.tiers import Tier, check_model_allowed, load_tiers, shown
+from mulgil.prices import Price
+from mulgil.tiers import Tier, check_model_allowed, load_prices, load_tiers, shown
 
 
 def tiers(folder: Path, text: str) -> dict[str, Tier]:
@@ -65,6 +67,14 @@ def test_a_tenants_limits_are_a_keys_own_unless_they_are_given(tmp_path: Path) -
         ("[tiers.t]\nmodels = []\n", "tiers.t.models", "at least 1"),
         ('[tiers.t]\nmodels = "m"\n', "tiers.t.models", "tuple"),
         ('[tiers."a b"]\n', "tiers.a b", "pattern"),
+        ("[tiers.t]\ntokens_per_day = 0\n", "tiers.t.tokens_per_day", "greater than or equal to 1"),
+        ("[tiers.t]\ncost_per_day = 0\n", "tiers.t.cost_per_day", "greater than 0"),
+        ("[tiers.t]\ncost_per_day = nan\n", "tiers.t.cost_per_day", "finite number"),
+        ("[tiers.t]\ncost_per_month = 0.0000001\n", "tiers.t.cost_per_month", "6 decimal places"),
+        ("[models.m.price]\ninput = -1\n", "models.m.price.input", "greater than or equal to 0"),
+        ('[models.m.price]\noutput = "much"\n', "models.m.price.output", "decimal"),
+        ("[models.m.price]\nreasoning = 1\n", "models.m.price.reasoning", "not permitted"),
+        ("[models.m]\nprices = 1\n", "models.m.prices", "not permitted"),
         ("[tier.t]\n", "tier", "not permitted"),
         ("[tiers.t\n", "line 1", "Expected"),
     ],
@@ -75,6 +85,28 @@ def test_what_is_wrong_is_named_with_file_table_and_field(tmp_path: Path, text: 
     assert str(tmp_path / "mulgil.toml") in str(refused.value)
     assert where in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_quotas_are_none_unless_given_and_a_tenants_are_a_keys_own_unless_given(tmp_path: Path) -> None:
+    assert not Tier().has_quota
+    own = "[tiers.t]\ntokens_per_day = 7\ncost_per_month = 0.1\n"
+    tier = tiers(tmp_path, own + '[tiers.t.tenant]\ntokens_per_day = "unlimited"\n')["t"]
+    assert tier.has_quota
+    assert (tier.tokens_per_day, tier.tokens_per_month, tier.cost_per_month) == (7, None, Decimal("0.1"))
+    assert tier.tenant is not None
+    assert (tier.tenant.tokens_per_day, tier.tenant.cost_per_month) == (None, Decimal("0.1"))
+    assert (shown(tier)["cost_per_month"], shown(tier)["tokens_per_month"]) == ("0.1", "unlimited")
+
+
+def test_prices_are_what_is_written_to_the_last_digit(tmp_path: Path) -> None:
+    (tmp_path / "mulgil.toml").write_text(
+        '[models."a.b".price]\ninput = 0.1\n[models.c.price]\ninput = 2\ncached_input = "0.3"\n[models.d]\n'
+    )
+    prices = load_prices(tmp_path / "mulgil.toml")
+    assert prices["a.b"] == Price(input=Decimal("0.1"), cached_input=None, output=Decimal(0))
+    assert prices["c"] == Price(input=Decimal(2), cached_input=Decimal("0.3"))
+    assert prices["d"] == Price()
+    assert load_prices(None) == {}
 
 
 def test_a_file_that_is_given_must_exist(tmp_path: Path) -> None:

@@ -15,18 +15,23 @@ def wanted(extras: list[str]) -> list[str]:
     known = dict(
         line.split("==") for line in Path("constraints.txt").read_text().splitlines() if not line.startswith("#")
     )
-    pinned = {name.lower(): version for name, version in known.items()}
+    pinned = {normal(name): version for name, version in known.items()}
     asked = list(project["dependencies"])
     for extra in extras:
         asked += project["optional-dependencies"][extra]
     return [exact(requirement, pinned) for requirement in asked]
 
 
+def normal(name: str) -> str:
+    """A package's name as packaging.python.org/specifications/name-normalization has it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
 def exact(requirement: str, pinned: dict[str, str]) -> str:
     """The requirement with its version, if it is known."""
     found = re.match(r"([A-Za-z0-9_.-]+)(\[.*?\])?", requirement)
     assert found, requirement
-    version = pinned.get(found[1].lower())
+    version = pinned.get(normal(found[1]))
     return f"{found[0]}=={version}" if version else requirement
 
 

@@ -62,16 +62,32 @@ def build_key_stores(settings: Settings) -> list[KeyFile | RedisKeys]:
 
 
 def check_engine_args(settings: Settings) -> None:
-    """Let vLLM's own list judge `engine_args`; slow, since vLLM is imported for it.
+    """Let vLLM judge `engine_args`, and how the model is spread; slow, since vLLM is imported for it.
 
     Raises:
-        ValueError: vLLM does not have one of them, or is not installed.
+        ValueError: vLLM does not have one of them, cannot spread a model so, or is not installed.
     """
-    if settings.engine_args and settings.engine == "vllm":
+    if settings.engine == "vllm" and (settings.engine_args or settings.spread):
         try:
             importlib.import_module("mulgil.engine.vllm.adapter").VLLMEngine(settings)
         except ImportError as error:
             raise ValueError(f"engine_args cannot be checked, since vLLM cannot be imported: {error}") from error
+
+
+def take_part(settings: Settings) -> int:
+    """Compute for machine 0, of which this is another one, until that ends.
+
+    Returns:
+        The exit status: 0 after a signal, 3 when machine 0 was not found, or has ended.
+
+    Raises:
+        ValueError: vLLM is not installed, or does not know an engine argument.
+    """
+    try:
+        node = importlib.import_module("mulgil.engine.vllm.node")
+    except ImportError as error:
+        raise ValueError(f"vLLM cannot be imported: {error}") from error
+    return int(node.take_part(settings))
 
 
 async def build_engine(settings: Settings, tracing: Tracing | None = None) -> Engine:

@@ -143,6 +143,8 @@ def build(
         ValueError: the settings cannot be served.
     """
     settings.check()
+    if settings.node_rank:
+        raise ValueError("'node_rank' names a machine that answers no requests: start it with `mulgil serve`")
     tracing = build_tracing(os.environ, __version__)
     supervisor = Supervisor(
         engine or (lambda: build_engine(settings, tracing)),

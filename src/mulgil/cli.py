@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from pydantic_settings import CliApp
 
 from mulgil import __version__
-from mulgil.adapters import build_keys, check_engine_args
+from mulgil.adapters import build_keys, check_engine_args, take_part
 from mulgil.audit import Audit
 from mulgil.doctor_command import doctor
 from mulgil.embedders import check_embeddings_engine_args
@@ -40,10 +40,15 @@ _TAKES_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, "he
 
 @app.command(name="serve", context_settings=_TAKES_SETTINGS)
 def serve_command(context: typer.Context) -> None:
-    """Serve one model. Every setting is a flag: see --help."""
+    """Serve one model, or compute for machine 0 that does. Every setting is a flag: see --help."""
     settings = _settings("serve", context.args)
     _check(settings)
     log_to_stderr(settings)
+    if settings.node_rank:
+        try:
+            raise typer.Exit(take_part(settings))
+        except ValueError as error:
+            _stop(str(error))
     raise typer.Exit(serve(settings))
 
 

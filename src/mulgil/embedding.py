@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from mulgil.accounting import Bill, row_of_embedding
@@ -96,6 +96,7 @@ class EmbeddingGateway:
         await lease.reserve(Charge(prepared.prompt_tokens, 0))
         # From here on nothing is awaited until the task that settles the lease exists.
         observed.generates("embed")
+        prepared = replace(prepared, trace_headers=observed.trace_headers)
         work = _kept(self._work, _embed(embedder, prepared))
         bill = Bill(lease, observed, request.model, prepared.prompt_tokens)
         settled = _kept(self._settlements, self._settle_after(work, bill))

@@ -7,6 +7,7 @@ from typing import Any
 from gunicorn.arbiter import Arbiter  # type: ignore[import-untyped]  # neither is the next
 from uvicorn_worker import UvicornWorker  # type: ignore[import-untyped]  # it has no types
 
+from mulgil.logging_setup import log_to_stderr
 from mulgil.server import GatewayServer, server_options
 from mulgil.settings import Settings
 
@@ -16,6 +17,7 @@ class GatewayWorker(UvicornWorker):  # type: ignore[misc]  # untyped
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._settings = Settings()
+        log_to_stderr(self._settings)
         self.CONFIG_KWARGS = server_options(self._settings)
         super().__init__(*args, **kwargs)
 

@@ -11,7 +11,7 @@ import orjson
 import pytest
 from harness import KEY, Server, chat_body, raw_request, serving, settings
 from pydantic import SecretStr
-from raw import ask, error_of, request_line
+from raw import Answer, ask, error_of, request_line
 
 from mulgil.api.page import PAGE_PATHS
 from mulgil.app import build
@@ -25,7 +25,7 @@ KEY_BYTES = KEY.encode()
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "PROPFIND", "QUERY")
 
 
-def line_of(caplog: pytest.LogCaptureFixture, answer: httpx2.Response) -> dict[str, Any]:
+def line_of(caplog: pytest.LogCaptureFixture, answer: httpx2.Response | Answer) -> dict[str, Any]:
     """The fields of the access line of the request that has *answer*."""
     lines = [fields for record in caplog.records if (fields := getattr(record, "fields", None))]
     return next(line for line in lines if line["request_id"] == answer.headers["x-request-id"])

@@ -1,4 +1,4 @@
-"""Two gateways, Valkey and nginx with the settings of docker-compose.yml, as processes on the loopback."""
+"""Two gateways, Valkey, PostgreSQL and nginx with the settings of docker-compose.yml, as processes on the loopback."""
 
 import asyncio
 import os
@@ -39,7 +39,7 @@ async def asked(client: httpx2.AsyncClient, running: Stack, sessions: range) -> 
     return Counter(answer.status_code for answer in answers)
 
 
-async def test_both_gateways_answer_under_one_budget_and_their_store_is_as_compose_has_it(
+async def test_both_gateways_answer_under_one_budget_into_one_ledger_and_their_store_is_as_compose_has_it(
     client: httpx2.AsyncClient, tmp_path: Path
 ) -> None:
     tiers = tmp_path / "mulgil.toml"
@@ -48,6 +48,10 @@ async def test_both_gateways_answer_under_one_budget_and_their_store_is_as_compo
         assert await asked(client, running, range(40)) == {200: 12, 429: 28}
         for gateway in running.gateways:
             assert f"to {gateway.address}: " in running.front.logged
+        async with asyncio.timeout(10):
+            while (await client.get(f"{running.url}/v1/usage?by=")).json()["total"]["requests"] < 12:
+                await asyncio.sleep(0.1)  # each of them writes once a second
+        assert (await client.get(f"{running.url}/v1/usage?by=")).json()["total"]["requests"] == 12
         url = f"redis://:{PASSWORD}@127.0.0.1:{running.store.port}"
         async with redis.asyncio.from_url(url, decode_responses=True) as store:
             told = await store.config_get("appendonly", "maxmemory-policy")

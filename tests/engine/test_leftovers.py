@@ -164,3 +164,27 @@ async def test_what_the_engine_of_a_killed_gateway_shared_is_removed_and_nothing
         RunFile(tmp_path, name=NAME).end_leftovers()
         assert not segment.exists()
         assert mine.exists()
+
+
+async def test_of_a_start_that_is_given_up_all_is_ended_that_has_a_name_or_none_yet_and_nothing_else(
+    tmp_path: Path,
+) -> None:
+    async def started(title: str) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec("bash", "-c", f"exec -a '{title}' sleep 60")
+
+    runs = RunFile(tmp_path, name=NAME)
+    others = [await started(NAME), await started("something else")]
+    await asyncio.sleep(0.2)
+    spared = runs.starting()
+    assert spared == {others[0].pid}
+    begun = [await started(NAME), await started("from multiprocessing.spawn import spawn_main")]
+    await asyncio.sleep(0.2)
+    try:
+        runs.end_all_but(spared)
+        async with asyncio.timeout(5):
+            assert [await one.wait() for one in begun] == [-signal.SIGKILL] * 2
+        assert [one.returncode for one in others] == [None, None]
+    finally:
+        for one in others:
+            one.kill()
+            await one.wait()

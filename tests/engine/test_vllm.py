@@ -64,6 +64,26 @@ def test_an_unknown_engine_argument_is_refused() -> None:
         VLLMEngine(EngineSettings(model="m", engine_args={"max_modle_len": 1}))
 
 
+@pytest.mark.parametrize(
+    ("spread", "told"),
+    [
+        ({"pipeline_parallel_size": 2}, "dies? of the first request"),
+        ({"distributed_executor_backend": "ray"}, "use mp"),
+        ({"engine_args": {"data_parallel_backend": "ray"}}, "use mp"),
+    ],
+)
+def test_what_the_build_for_cpus_cannot_do_is_refused(spread: dict[str, Any], told: str) -> None:
+    from vllm.platforms import current_platform  # noqa: PLC0415 - an optional extra
+
+    from mulgil.engine.vllm.adapter import VLLMEngine  # noqa: PLC0415 - imports vLLM
+    from mulgil.settings import EngineSettings  # noqa: PLC0415 - beside its user
+
+    if not current_platform.is_cpu():
+        pytest.skip("another build of vLLM")
+    with pytest.raises(ValueError, match=told):
+        VLLMEngine(EngineSettings(model="m", **spread))
+
+
 async def test_counts_are_the_engines_own(vllm_server: Server) -> None:
     from prometheus_client import REGISTRY  # noqa: PLC0415 - comes with vLLM
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import orjson
 import pytest
+from embeddings import EMBEDDER
+from embeddingserver import scripted_upstream
 from harness import MODEL, Server, chat_body, eventually, hanging_up, raw_request, script, serving, settings
 from otlpreceiver import Receiver, Span, otlp_receiver
 
@@ -115,6 +117,23 @@ async def test_who_is_not_sampled_is_not_traced_and_the_next_one_is_told_so(span
     assert answer.headers["traceparent"].startswith(f"00-{TRACE}-")
     assert answer.headers["traceparent"].endswith("-00")
     assert spans.spans == []
+
+
+async def test_another_server_is_told_whose_child_its_work_is(spans: Receiver) -> None:
+    async with scripted_upstream() as upstream:
+        chosen = settings(embeddings_url=f"{upstream.url}/v1", embeddings_served_name=(EMBEDDER,))
+        async with serving(chosen) as server:
+            assert server.mulgil.embeddings is not None
+            await server.mulgil.embeddings.supervisor.until_ready()
+            answer = await server.client.post("/v1/embeddings", json={"model": EMBEDDER, "input": "a text"})
+    assert answer.status_code == 200
+    told = [headers["traceparent"] for _, path, headers, _ in upstream.requests if path == "/v1/embeddings"]
+    assert told == [answer.headers["traceparent"]]
+    span = only(spans.named("POST /v1/embeddings"))
+    assert [child.name for child in spans.children(span)] == [
+        "authenticate", "read", "tokenise", "reserve", "embed", "settle", "send",
+    ]  # fmt: skip
+    assert (span.attributes["gen_ai.operation.name"], span.attributes["gen_ai.usage.input_tokens"]) == ("embeddings", 3)
 
 
 async def test_exemplars_lead_from_a_histogram_to_the_trace(spans: Receiver) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 from array import array
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, TypeVar
 
@@ -24,10 +24,12 @@ class PreparedInputs:
     Attributes:
         counts: tokens of each input, in order, the model's own begin and end tokens included.
         payload: what the adapter that prepared them needs again; opaque to everyone else.
+        trace_headers: by which another server may add to the trace of the request; None without one.
     """
 
     counts: tuple[int, ...]
     payload: object
+    trace_headers: Mapping[str, str] | None = None
 
     @property
     def prompt_tokens(self) -> int:

@@ -13,6 +13,7 @@ import psutil
 log = logging.getLogger(__name__)
 
 _OF_VLLM = "VLLM::"
+_NOT_NAMED_YET = "multiprocessing.spawn"
 _SEGMENT = re.compile(r"/dev/shm/(?:psm_|sem\.mp-)\w+")
 """What Python's shared memory and semaphores are called; see shm_overview(7)."""
 _PATIENCE = 5.0
@@ -86,6 +87,20 @@ class RunFile:
         except OSError as error:
             log.warning("the engine's processes could not be noted: %s", error)
 
+    def starting(self) -> set[int]:
+        """The engine's processes now, with those that have no name yet."""
+        me = psutil.Process()
+        return {child.pid for child in me.children(recursive=True) if self._may_be_engine(child)}
+
+    def end_all_but(self, spared: set[int]) -> None:
+        """End the engine's processes, those that have no name yet included, but not the *spared* ones."""
+        for child in psutil.Process().children(recursive=True):
+            if child.pid not in spared and self._may_be_engine(child):
+                _kill(child)
+
+    def _may_be_engine(self, process: psutil.Process) -> bool:
+        return self._is_engine(process) or _calls_itself(process, _NOT_NAMED_YET)
+
     def _is_ours(self) -> bool:
         """Nobody else may tell us what to end."""
         try:
@@ -99,10 +114,14 @@ class RunFile:
                 yield child
 
     def _is_engine(self, process: psutil.Process) -> bool:
-        try:
-            return self._name in " ".join(process.cmdline())
-        except psutil.Error:
-            return False
+        return _calls_itself(process, self._name)
+
+
+def _calls_itself(process: psutil.Process, name: str) -> bool:
+    try:
+        return name in " ".join(process.cmdline())
+    except psutil.Error:
+        return False
 
 
 def _segments_of(process: psutil.Process) -> set[str]:

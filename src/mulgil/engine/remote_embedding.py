@@ -9,7 +9,7 @@ import base64
 import logging
 import sys
 from array import array
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -109,7 +109,7 @@ class RemoteEmbedder:
         assert isinstance(request, EmbeddingRequest), "prepared by another embedder"
         body = request.model_dump(exclude_none=True) | {"encoding_format": "base64"}
         async with self._working():
-            answer = await self._call("POST", f"{self._base}/embeddings", body)
+            answer = await self._call("POST", f"{self._base}/embeddings", body, prepared.trace_headers)
         try:
             entries = sorted(answer["data"], key=lambda entry: int(entry["index"]))
             vectors = [_vector(entry["embedding"]) for entry in entries]
@@ -173,11 +173,13 @@ class RemoteEmbedder:
             retry_after=30.0,
         )
 
-    async def _call(self, method: str, url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    async def _call(
+        self, method: str, url: str, body: dict[str, Any] | None = None, trace: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
         if self._client is None:
             raise EngineUnavailableError("The server is shutting down.")
         content = None if body is None else orjson.dumps(body)
-        headers = {"content-type": "application/json"} if content else {}
+        headers = {**({"content-type": "application/json"} if content else {}), **(trace or {})}
         try:
             async with asyncio.timeout(self._timeout):
                 reply = await self._client.request(method, url, content=content, headers=headers)

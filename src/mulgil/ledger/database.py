@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
+from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import BigInteger, cast, func, select
@@ -80,7 +81,9 @@ class UsageDatabase:
 
     async def add(self, rows: Sequence[UsageRow]) -> None:
         """Add *rows*, all or none; those that are there already are left out, so that a call may be repeated."""
-        values = [{"day": _day(row.at), **{name: getattr(row, name) for name in _FIELDS}} for row in rows]
+        # In order, so that two gateways with the same rows cannot wait for each other crosswise.
+        in_order = sorted(rows, key=attrgetter("id"))
+        values = [{"day": _day(row.at), **{name: getattr(row, name) for name in _FIELDS}} for row in in_order]
         insert = (sqlite if self._is_sqlite else postgresql).insert
         new_rows = insert(USAGE).on_conflict_do_nothing().returning(USAGE.c.id)
         to_days = insert(DAYS)
@@ -152,7 +155,7 @@ def _day(moment: datetime) -> date:
 
 
 def _by_day(rows: Iterable[UsageRow]) -> list[dict[str, Any]]:
-    """Of *rows*, what `DAYS` grows by; in order, so that two gateways cannot wait for each other crosswise."""
+    """Of *rows*, what `DAYS` grows by; in order, for the same reason as the rows themselves."""
     sums: dict[tuple[Any, ...], Counter[str]] = {}
     for row in rows:
         sums.setdefault((row.tenant, _day(row.at), row.key_id, row.model), Counter()).update(

@@ -25,6 +25,7 @@ export function problemOf(error, hadKey) {
     return about(error.code === "stream_not_found" ? "noStream" : "noModel", { again: true });
   }
   if (error instanceof ValidationError) return about("invalid", { values: [error.param] });
+  if (error.code === "insufficient_quota") return about("noQuota");
   if (error instanceof RateLimitError) {
     return error.retryable ? about("busyBudget", { again: true, wait: secondsOf(error) }) : about("neverFits");
   }

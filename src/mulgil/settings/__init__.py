@@ -13,9 +13,9 @@ from mulgil.settings.groups import (
     KeySettings,
     LimitSettings,
     ServerSettings,
-    TelemetrySettings,
-    UsageSettings,
 )
+from mulgil.settings.operation import TelemetrySettings, UsageSettings
+from mulgil.settings.parallel import ROLES, check_parallel
 
 __all__ = [
     "ENV_PREFIX",
@@ -71,10 +71,21 @@ class Settings(
             raise ValueError(
                 "'lease_ttl' must be at least twice 'lease_renew_interval', or leases expire between renewals"
             )
-        if self.engine == "vllm" and not self.model:
-            raise ValueError("'model' is needed with engine=vllm (or set engine=simulated)")
+        if self.engine == "vllm":
+            self._check_engine()
+        elif self.node_rank:
+            raise ValueError("'node_rank' is of no use without engine=vllm")
         self._check_embeddings()
-        self._check_keys()
+        if not self.node_rank:  # the other machines answer nobody
+            self._check_keys()
+
+    def _check_engine(self) -> None:
+        if not self.model:
+            raise ValueError("'model' is needed with engine=vllm (or set engine=simulated)")
+        if inside := [name for name in ROLES if name in self.engine_args]:
+            raise ValueError(f"'{inside[0]}' is a setting of its own, so it cannot be among 'engine_args'")
+        role = {name: getattr(self, name) for name in ROLES}
+        check_parallel(role | self.for_vllm() | self.engine_args)
 
     def _check_embeddings(self) -> None:
         if self.embeddings_model and self.embeddings_url:

@@ -19,11 +19,13 @@ Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_from_commas)]
 Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_from_commas)]
 
 
-class _Group(BaseModel):
+class Group(BaseModel):
+    """What belongs together. The text below a field is its documentation."""
+
     model_config = ConfigDict(use_attribute_docstrings=True)
 
 
-class EngineSettings(_Group):
+class EngineSettings(Group):
     """The model and the engine under it."""
 
     engine: Literal["vllm", "simulated"] = "vllm"
@@ -45,13 +47,26 @@ class EngineSettings(_Group):
     quantization: str | None = None
     """How the weights are quantised, where the model's own files do not say."""
     tensor_parallel_size: int = Field(default=1, ge=1)
-    """Accelerators that share each layer."""
+    """Accelerators that share each layer; must divide the model's attention heads."""
     pipeline_parallel_size: int = Field(default=1, ge=1)
-    """Groups of accelerators that share the layers among them."""
+    """Groups of accelerators that share the layers among them. Not on a CPU."""
     data_parallel_size: int = Field(default=1, ge=1)
-    """Copies of the model inside this one process."""
-    distributed_executor_backend: Literal["ray", "mp", "uni", "external_launcher"] | None = None
-    """What runs the workers of a model that needs several."""
+    """Copies of the model inside this one process. They end together, which independent gateways do not."""
+    distributed_executor_backend: Literal["mp", "ray"] | None = None
+    """What runs the workers of a model that needs several: `mp` on this machine, or on `nnodes`; `ray` on a Ray
+    cluster. Default: vLLM's choice."""
+    nnodes: int = Field(default=1, ge=1)
+    """Machines that the model spans without Ray. Each runs `mulgil serve` with the same settings and its own
+    `node_rank`."""
+    node_rank: int = Field(default=0, ge=0)
+    """Which of the `nnodes` this is. Machine 0 answers requests; the others compute for it and listen on no port."""
+    master_addr: str | None = None
+    """Address of machine 0, as the other ones of the `nnodes` reach it."""
+    master_port: int = Field(default=29_501, ge=1, le=65_535)
+    """Port of machine 0 on which the `nnodes` meet."""
+    engine_start_timeout: float = Field(default=1_800.0, gt=0)
+    """Seconds that an engine may take to load, after which this attempt has failed: where a model spans machines,
+    vLLM would wait for ever for one that is missing."""
     dtype: str = "auto"
     """Number format of weights and activations."""
     chat_template: str | None = None
@@ -109,13 +124,21 @@ class EngineSettings(_Group):
         served = f"{version} {[getattr(self, name) for name in names]}"
         return f"fp_{hashlib.blake2b(served.encode(), digest_size=5).hexdigest()}"
 
+    @property
+    def spread(self) -> bool:
+        """Whether the model needs more than one accelerator."""
+        sizes = self.tensor_parallel_size, self.pipeline_parallel_size, self.data_parallel_size, self.nnodes
+        return max(sizes) > 1 or self.distributed_executor_backend == "ray"
+
     def for_vllm(self) -> dict[str, Any]:
         """The settings that vLLM knows under the same name and that are set."""
-        same = (
+        same: tuple[str, ...] = (
             "model", "max_model_len", "max_num_seqs", "gpu_memory_utilization", "enable_prefix_caching",
             "quantization", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",
             "distributed_executor_backend", "dtype",
         )  # fmt: skip
+        if self.nnodes > 1:
+            same += ("nnodes", "node_rank", "master_addr", "master_port")
         args = {name: value for name in same if (value := getattr(self, name)) is not None}
         args["served_model_name"] = list(self.model_names)
         if self.reasoning_parser:
@@ -123,7 +146,7 @@ class EngineSettings(_Group):
         return args
 
 
-class EmbeddingSettings(_Group):
+class EmbeddingSettings(Group):
     """Embeddings: a model of their own in this process, or another server."""
 
     embeddings_model: str | None = None
@@ -149,7 +172,7 @@ class EmbeddingSettings(_Group):
         return (Path(self.embeddings_model).name,) if self.embeddings_model else ()
 
 
-class ServerSettings(_Group):
+class ServerSettings(Group):
     """The listener, and what a request may look like."""
 
     host: str = "127.0.0.1"
@@ -215,25 +238,7 @@ class ServerSettings(_Group):
     """What happens to a top-level field of a request body that nobody knows."""
 
 
-class TelemetrySettings(_Group):
-    """Logs and metrics. Traces are asked for by OpenTelemetry's own variables (docs/operations.md)."""
-
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """How much is logged. Prompts and answers never are."""
-    log_format: Literal["console", "json"] = "console"
-    """How a log line is written: for people, or a JSON object."""
-    access_log_share: float = Field(default=1.0, ge=0, le=1)
-    """Share of the requests that went well which have an access line; the others always have one."""
-    metrics_port: int | None = Field(default=None, ge=0, le=65_535)
-    """Port on which `/metrics` is told to whoever asks; 0 takes a free one. Default: none. The server's own `/metrics`
-    needs the admin token."""
-    metrics_host: str = "127.0.0.1"
-    """Address of that port."""
-    engine_metrics: bool = True
-    """Whether vLLM keeps its own series (`vllm:…`), which takes a microsecond of this process for each token."""
-
-
-class LimitSettings(_Group):
+class LimitSettings(Group):
     """Budgets, and the store they are kept in."""
 
     config: Path | None = None
@@ -264,35 +269,7 @@ class LimitSettings(_Group):
     """How many gateways share the budget store; only `limiter_on_failure=local` asks."""
 
 
-class UsageSettings(_Group):
-    """What was used, and what it costs."""
-
-    usage_url: SecretStr | None = None
-    """Where a row is kept for all that was used: `sqlite:///FILE` or `postgresql://…`, or `off`. Default: the file
-    `usage.db` in `state_folder`."""
-    state_folder: Path | None = None
-    """Folder of what must outlive the process: usage, and rows of it that wait for their database. Default: systemd's
-    `STATE_DIRECTORY`, else `mulgil` in `XDG_STATE_HOME` or `~/.local/state`."""
-
-    @property
-    def usage_folder(self) -> Path:
-        """Where usage is kept, and where its rows wait."""
-        if self.state_folder:
-            return self.state_folder
-        if given := os.environ.get("STATE_DIRECTORY"):
-            return Path(given.partition(":")[0])
-        return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "mulgil"
-
-    @property
-    def usage_database(self) -> str | None:
-        """URL of the database of usage; None where none is kept."""
-        if self.usage_url is None:
-            return f"sqlite:///{self.usage_folder.absolute() / 'usage.db'}"
-        url = self.usage_url.get_secret_value()
-        return None if url == "off" else url
-
-
-class KeySettings(_Group):
+class KeySettings(Group):
     """Who may call."""
 
     api_keys: Secrets = ()

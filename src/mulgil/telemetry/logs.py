@@ -15,6 +15,7 @@ from structlog.typing import EventDict
 Style = Literal["json", "console"]
 
 _EXTRAS = ("request_id", "vllm_process_name")
+_TALKATIVE = ("alembic",)  # tells at each start that there was nothing to do
 _DELETE = "\x7f"
 _PLAIN = re.compile(r"[^\s\"'=]+")
 _LINE_END = re.compile(r"\r\n|\r|\n")
@@ -29,6 +30,8 @@ def configure(level: str, style: Style, stream: TextIO | None = None) -> None:
         root.removeHandler(other)
     root.addHandler(handler)
     root.setLevel(level.upper())
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
 
 
 def configuration_of_vllm(level: str, style: Style) -> dict[str, Any]:

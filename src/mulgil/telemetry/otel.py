@@ -29,7 +29,7 @@ def provider(to: Receiver, version: str) -> TracerProvider:
     module = f"opentelemetry.exporter.otlp.proto.{'grpc' if to.protocol == 'grpc' else 'http'}.trace_exporter"
     exporter: SpanExporter = importlib.import_module(module).OTLPSpanExporter()
     resource = Resource.create({"service.version": version})
-    if resource.attributes.get("service.name", "").startswith("unknown_service"):  # type: ignore[union-attr]
+    if str(resource.attributes.get("service.name", "")).startswith("unknown_service"):
         resource = resource.merge(Resource({"service.name": "mulgil"}))
     made = TracerProvider(resource=resource, shutdown_on_exit=False)
     made.add_span_processor(BatchSpanProcessor(exporter))

@@ -1,13 +1,11 @@
 """vLLM's `AsyncLLM` behind the engine port."""
 
-import dataclasses
 import os
 import secrets
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 from vllm import AsyncEngineArgs
-from vllm.config import StructuredOutputsConfig
 from vllm.platforms import current_platform
 from vllm.renderers.chat_utils import load_chat_template
 from vllm.usage.usage_lib import UsageContext
@@ -16,8 +14,9 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from mulgil.engine.base import ChoiceSnapshot, Prepared, Prompt, Snapshot, TextRequest, longest_answer
 from mulgil.engine.leftovers import RunFile
 from mulgil.engine.load import UNBOUNDED, Capacity, Load
+from mulgil.engine.vllm.arguments import SHUTDOWN_TIMEOUT, engine_args
 from mulgil.engine.vllm.errors import translated, unavailable
-from mulgil.engine.vllm.hosting import SHUTDOWN_TIMEOUT, HostedLLM
+from mulgil.engine.vllm.hosting import Deadline, HostedLLM
 from mulgil.engine.vllm.inbox import Inbox, Pace
 from mulgil.engine.vllm.parsing import AnswerParsers
 from mulgil.engine.vllm.prompts import PromptRenderer
@@ -26,6 +25,7 @@ from mulgil.engine.vllm.strand import Strand
 from mulgil.schemas.chat import ChatCompletionRequest
 from mulgil.schemas.tokenize import TokenizeRequest
 from mulgil.settings import EngineSettings
+from mulgil.settings.parallel import peers
 
 _NOBODY_READS_ALONG = 0.25
 """Seconds between two looks at an answer that is sent when it is whole; its lease is to know how far it is."""
@@ -40,19 +40,21 @@ class VLLMEngine:
         traces_endpoint: where vLLM's processes send their spans; None for no spans at all.
 
     Raises:
-        ValueError: `engine_args` names something that `AsyncEngineArgs` does not have.
+        ValueError: `engine_args` names something that `AsyncEngineArgs` does not have, or this build of vLLM cannot
+            spread a model so.
     """
 
     def __init__(
         self, settings: EngineSettings, *, with_series: bool = True, traces_endpoint: str | None = None
     ) -> None:
         self._settings = settings
-        self._args = {"otlp_traces_endpoint": traces_endpoint} | _engine_args(settings)
+        self._args = {"otlp_traces_endpoint": traces_endpoint} | engine_args(settings)
         self._with_series = with_series
         self._running: dict[str, list[str]] = {}
         self._made = 0
         self._pace = Pace(settings.chunk_interval, settings.stream_events_per_second)
-        self._hosted = HostedLLM(self._build, RunFile(settings.engine_run_folder), what="the engine")
+        deadline = Deadline(settings.engine_start_timeout, peers(self._args))
+        self._hosted = HostedLLM(self._build, RunFile(settings.engine_run_folder), what="the engine", deadline=deadline)
         self._prompts: PromptRenderer
         self._parsers: AnswerParsers
         self._sampling_defaults: dict[str, Any] = {}
@@ -206,22 +208,3 @@ def _capacity(config: Any) -> Capacity:
     copies = config.parallel_config.data_parallel_size
     kv_tokens = config.cache_config.kv_cache_size_tokens  # of one copy; None for a model without such a cache
     return Capacity(config.scheduler_config.max_num_seqs * copies, kv_tokens * copies if kv_tokens else None)
-
-
-def _engine_args(settings: EngineSettings) -> dict[str, Any]:
-    known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
-    if unknown := sorted(settings.engine_args.keys() - known):
-        raise ValueError(f"engine_args: vLLM has no engine argument named {', '.join(unknown)}")
-    args: dict[str, Any] = {
-        "scheduling_policy": "priority",
-        # With "auto" the first structured request of the engine's life picks the backend for all.
-        "structured_outputs_config": StructuredOutputsConfig(backend="xgrammar"),
-        "shutdown_timeout": SHUTDOWN_TIMEOUT,
-        **settings.for_vllm(),
-    }
-    if current_platform.is_cpu():
-        # A seeded request whose prefill is split kills the core: a CPU generator cannot be rewound.
-        args["enable_chunked_prefill"] = False
-        # Compiled, 0.32's CPU build answers fluently and wrongly; eager, it answers as transformers does.
-        args["enforce_eager"] = True
-    return args | settings.engine_args

@@ -2,22 +2,41 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from vllm.envs import disable_envs_cache, enable_envs_cache
 
 from mulgil.engine.leftovers import RunFile
+from mulgil.engine.vllm.arguments import SHUTDOWN_TIMEOUT
 from mulgil.engine.vllm.errors import unavailable
 from mulgil.engine.vllm.heap import forget_tokenizers, settle_heap
 from mulgil.errors import EngineUnavailableError
 
 log = logging.getLogger(__name__)
 
-SHUTDOWN_TIMEOUT = 10
-"""Seconds that an engine is given to end by itself."""
 _CHECK_TIMEOUT = 5.0
 _NOTE_INTERVAL = 1.0
+_GIVING_UP = 30.0
+"""Seconds in which a build must have ended whose processes are gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """How long a build may take.
+
+    Attributes:
+        seconds: from its beginning.
+        waiting_for: what it may be waiting for, in a sentence; empty where that is nothing.
+    """
+
+    seconds: float
+    waiting_for: str = ""
+
+
+_NONE = Deadline(math.inf)
 
 
 class HostedLLM:
@@ -27,13 +46,16 @@ class HostedLLM:
         build: makes it.
         runs: where its processes are noted.
         what: it is, in errors and in the log: "the …".
+        deadline: for its building.
     """
 
-    def __init__(self, build: Callable[[], Any], runs: RunFile, *, what: str) -> None:
+    def __init__(self, build: Callable[[], Any], runs: RunFile, *, what: str, deadline: Deadline = _NONE) -> None:
         self._build = build
         self._runs = runs
         self._what = what
+        self._deadline = deadline
         self._building: asyncio.Task[Any] | None = None
+        self._others: set[int] = set()
         self.llm: Any = None
         """The engine while there is one, living or dead."""
 
@@ -55,16 +77,19 @@ class HostedLLM:
         """Build it.
 
         Raises:
-            EngineUnavailableError: it cannot be.
+            EngineUnavailableError: it cannot be, or not in time.
         """
         await asyncio.to_thread(self._runs.end_leftovers)
+        self._others = await asyncio.to_thread(self._runs.starting)
         disable_envs_cache()
         self._building = asyncio.create_task(asyncio.to_thread(self._build))
+        if not await self._built(self._building, self._deadline.seconds):
+            await self._give_up(self._building)
+            raise EngineUnavailableError(
+                f"{self._what.capitalize()} was not ready after {self._deadline.seconds:g} s ('engine_start_timeout'). "
+                f"{self._deadline.waiting_for}".rstrip()
+            )
         try:
-            # Waited for, not awaited: a thread cannot be cancelled, and what it builds must be found by stop().
-            while not self._building.done():
-                await asyncio.wait({self._building}, timeout=_NOTE_INTERVAL)
-                await asyncio.to_thread(self._runs.note)
             self.llm = self._building.result()
         except Exception as error:
             log.exception("vLLM could not start %s", self._what)
@@ -74,13 +99,31 @@ class HostedLLM:
         # It starts with the first request otherwise, and until then a dead core goes unnoticed.
         self.llm._run_output_handler()  # noqa: SLF001 - there is no public way
 
+    async def _built(self, building: asyncio.Task[Any], seconds: float) -> bool:
+        """Wait *seconds* at most until *building* has ended; whether it has."""
+        # Waited for, not awaited: a thread cannot be cancelled, and what it builds must be found by stop().
+        end = asyncio.get_running_loop().time() + seconds
+        while not building.done() and (left := end - asyncio.get_running_loop().time()) > 0:
+            await asyncio.wait({building}, timeout=min(_NOTE_INTERVAL, left))
+            await asyncio.to_thread(self._runs.note)
+        return building.done()
+
+    async def _give_up(self, building: asyncio.Task[Any]) -> None:
+        """End *building* by ending what it waits for: its processes, which may still be starting."""
+        for _ in range(round(_GIVING_UP / _NOTE_INTERVAL)):
+            await asyncio.to_thread(self._runs.end_all_but, self._others)
+            if await self._built(building, _NOTE_INTERVAL):
+                return
+        log.error("vLLM does not give up starting %s, although its processes are gone", self._what)
+
     async def stop(self, running: Iterable[str]) -> None:
         """End it, and first the requests with these ids."""
         if self._building is None:
             return
         building, self._building, self.llm = self._building, None, None
-        await asyncio.wait([building])
-        if building.cancelled() or building.exception() is not None:
+        if not building.done():
+            await self._give_up(building)
+        if not building.done() or building.cancelled() or building.exception() is not None:
             return
         llm = building.result()
         if not llm.errored:

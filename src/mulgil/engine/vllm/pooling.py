@@ -23,8 +23,9 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from mulgil.engine.embedding import PreparedInputs, Vector, check_token_ids, in_order
 from mulgil.engine.leftovers import RunFile
 from mulgil.engine.load import Load
+from mulgil.engine.vllm.arguments import SHUTDOWN_TIMEOUT
 from mulgil.engine.vllm.errors import translated
-from mulgil.engine.vllm.hosting import SHUTDOWN_TIMEOUT, HostedLLM
+from mulgil.engine.vllm.hosting import HostedLLM
 from mulgil.errors import (
     ContextLengthError,
     EngineUnavailableError,

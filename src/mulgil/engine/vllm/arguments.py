@@ -1,0 +1,57 @@
+"""What vLLM is told of the settings; the same on every machine that a model spans."""
+
+import dataclasses
+import logging
+import os
+from typing import Any
+
+from vllm import AsyncEngineArgs
+from vllm.config import StructuredOutputsConfig
+from vllm.platforms import current_platform
+
+from mulgil.settings import EngineSettings
+
+log = logging.getLogger(__name__)
+
+SHUTDOWN_TIMEOUT = 10
+"""Seconds that an engine is given to end by itself."""
+_BINDING = "VLLM_CPU_OMP_THREADS_BIND"
+
+
+def engine_args(settings: EngineSettings) -> dict[str, Any]:
+    """The arguments for `AsyncEngineArgs`.
+
+    Raises:
+        ValueError: `engine_args` names something that `AsyncEngineArgs` does not have, or this build of vLLM cannot
+            spread a model so.
+    """
+    known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+    if unknown := sorted(settings.engine_args.keys() - known):
+        raise ValueError(f"engine_args: vLLM has no engine argument named {', '.join(unknown)}")
+    args: dict[str, Any] = {
+        "scheduling_policy": "priority",
+        # With "auto" the first structured request of the engine's life picks the backend for all.
+        "structured_outputs_config": StructuredOutputsConfig(backend="xgrammar"),
+        "shutdown_timeout": SHUTDOWN_TIMEOUT,
+        **settings.for_vllm(),
+    }
+    if current_platform.is_cpu():
+        # A seeded request whose prefill is split kills the core: a CPU generator cannot be rewound.
+        args["enable_chunked_prefill"] = False
+        # Compiled, 0.32's CPU build answers fluently and wrongly; eager, it answers as transformers does.
+        args["enforce_eager"] = True
+        _check_cpu(args | settings.engine_args)
+    return args | settings.engine_args
+
+
+def _check_cpu(args: dict[str, Any]) -> None:
+    if args.get("pipeline_parallel_size", 1) > 1:
+        raise ValueError(
+            "'pipeline_parallel_size' cannot be used with vLLM's CPU build: it starts, and dies of the first request"
+        )
+    ray = "ray" in (args.get("distributed_executor_backend"), args.get("data_parallel_backend"))
+    if ray and not current_platform.ray_device_key:
+        raise ValueError("'distributed_executor_backend' ray cannot be used with vLLM's CPU build: use mp")
+    workers = args.get("tensor_parallel_size", 1) * args.get("data_parallel_size", 1)
+    if workers > 1 and os.environ.get(_BINDING, "auto") == "auto":
+        log.warning("%s is not set: the %d workers may all get the same CPU (docs/scale.md)", _BINDING, workers)
