@@ -7,6 +7,7 @@ from dotenv import dotenv_values
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from mulgil.settings.cache import CacheSettings
 from mulgil.settings.groups import (
     EmbeddingSettings,
     EngineSettings,
@@ -19,6 +20,7 @@ from mulgil.settings.groups import (
 
 __all__ = [
     "ENV_PREFIX",
+    "CacheSettings",
     "EmbeddingSettings",
     "EngineSettings",
     "KeySettings",
@@ -40,6 +42,7 @@ class Settings(
     ServerSettings,
     TelemetrySettings,
     LimitSettings,
+    CacheSettings,
     UsageSettings,
     KeySettings,
     BaseSettings,
@@ -74,7 +77,13 @@ class Settings(
         if self.engine == "vllm" and not self.model:
             raise ValueError("'model' is needed with engine=vllm (or set engine=simulated)")
         self._check_embeddings()
+        self._check_cache()
         self._check_keys()
+
+    def _check_cache(self) -> None:
+        secret = self.response_cache_secret
+        if self.response_cache_url and (secret is None or len(secret.get_secret_value()) < 16):
+            raise ValueError("'response_cache_url' needs 'response_cache_secret', of at least 16 characters")
 
     def _check_embeddings(self) -> None:
         if self.embeddings_model and self.embeddings_url:
