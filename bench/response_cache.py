@@ -3,8 +3,8 @@
     python -m bench.response_cache
 
 One client asks one gateway over HTTP, one request after the other: each question twice. The simulated engine takes no
-time, which shows what the cache itself costs, or as long as a small model; answers have 64 tokens. Answers are kept in the
-process, and in Valkey.
+time, which shows what the cache itself costs, or as long as a small model; answers have 64 tokens. They are kept in
+the process, and in Valkey.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ async def gateway(folder: Path, **changes: Any) -> AsyncGenerator[httpx2.AsyncCl
     server = GatewayServer(chosen, mulgil)
     running = asyncio.create_task(server.serve())
     try:
-        while not server.started:
+        while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
             await asyncio.sleep(0.01)
         await mulgil.supervisor.until_ready()
         host, port = server.servers[0].sockets[0].getsockname()[:2]
@@ -113,14 +113,13 @@ async def table() -> None:
             "Valkey": {"response_cache_url": url, "response_cache_secret": SecretStr("of the benchmark alone")},
         }
         for store, where in stores.items():
-            for pace, times in paces.items():
-                async with gateway(folder, **where, **times) as client:
+            for pace, waits in paces.items():
+                async with gateway(folder, **where, **waits) as client:
                     for stream in (False, True):
                         found = await measured(client, stream=stream)
                         way, ratio = "stream" if stream else "plain", found.hit / found.miss
-                        print(  # noqa: T201 - the result
-                            f"{store:<8} {pace:<26} {way:<8} {found.miss * 1e3:8.2f} {found.hit * 1e3:9.2f} {ratio:12.3f}"
-                        )
+                        times = f"{found.miss * 1e3:8.2f} {found.hit * 1e3:9.2f} {ratio:12.3f}"
+                        print(f"{store:<8} {pace:<26} {way:<8} {times}")  # noqa: T201 - the result
 
 
 def main() -> int:

@@ -5,7 +5,7 @@ from typing import Any
 import orjson
 import pytest
 from harness import MODEL
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mulgil.api.body import BodyRules, parsed
@@ -17,9 +17,10 @@ from mulgil.schemas.chat import ChatCompletionRequest
 from mulgil.schemas.completions import CompletionRequest
 
 KEYS = AnswerKeys(Seal(b"the secret of the tests"), "fp_1")
-texts = st.text(st.characters(codec="utf-8"), max_size=20)
+texts = st.text(st.characters(codec="utf-8"), max_size=5)
+fewer = settings(max_examples=50, deadline=None)
 numbers = st.floats(0, 1, allow_subnormal=False).map(abs)  # -0.0 is 0.0
-schemas = st.dictionaries(texts, st.recursive(st.none() | st.booleans() | st.integers(0, 9) | texts, st.lists))
+schemas = st.dictionaries(texts, st.none() | st.booleans() | st.integers(0, 9) | texts, max_size=3)
 messages = st.lists(
     st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant"]), "content": texts}), min_size=1
 )
@@ -61,7 +62,8 @@ NO_EFFECT: dict[str, st.SearchStrategy[Any]] = {
     "service_tier": st.just("flex"),
     "verbosity": st.just("low"),
 }
-bodies = st.fixed_dictionaries({"messages": messages}, optional={**CHAT, **NO_EFFECT})
+OTHERS = {name: values for name, values in CHAT.items() if name != "messages"}
+bodies = st.fixed_dictionaries({"messages": messages}, optional={**OTHERS, **NO_EFFECT})
 
 
 def chat(body: dict[str, Any]) -> ChatCompletionRequest:
@@ -76,6 +78,7 @@ def complete(**fields: Any) -> CompletionRequest:
     return CompletionRequest.model_validate({"model": MODEL, "prompt": "hello", **fields})
 
 
+@fewer
 @given(bodies, st.randoms(use_true_random=False))
 def test_requests_that_are_the_same_have_the_same_key_in_whatever_order_they_are_written(
     body: dict[str, Any], chance: Any
@@ -86,12 +89,14 @@ def test_requests_that_are_the_same_have_the_same_key_in_whatever_order_they_are
     assert key(chat(written)) == key(chat(body))
 
 
+@fewer
 @given(bodies, st.fixed_dictionaries({}, optional=NO_EFFECT))
 def test_what_has_no_effect_on_the_answer_makes_no_other_key(body: dict[str, Any], others: dict[str, Any]) -> None:
     bare = {name: value for name, value in body.items() if name not in NO_EFFECT}
     assert key(chat({**bare, **others})) == key(chat(bare))
 
 
+@fewer
 @given(bodies, st.sampled_from(sorted(CHAT)), st.data())
 def test_any_other_value_of_any_other_field_makes_another_key(
     body: dict[str, Any], name: str, data: st.DataObject
@@ -171,7 +176,7 @@ def test_the_order_of_a_schema_counts_since_the_model_writes_in_it() -> None:
 
 
 def test_a_name_that_is_there_twice_is_the_same_one_to_the_cache_and_to_the_engine() -> None:
-    rules = BodyRules()
+    rules = BodyRules(max_bytes=10_000, max_depth=20)
     raw = (
         b'{"model": "demo", "temperature": 1, "messages": [{"role": "user", "content": "of the cache"}],'
         b' "temperature": 0, "messages": [{"role": "user", "content": "of the engine", "content": "of both"}]}'

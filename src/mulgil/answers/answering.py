@@ -195,6 +195,7 @@ class Answers:
         def stop() -> None:
             generation.abandoned = not generation.closed
             repeating.cancel()
+            leave()
 
         self._leaving[generation.id] = stop
         self._spawn(self._end_repeating(repeating, leading, generation, leave))

@@ -46,7 +46,7 @@ class ToldAgain(Generation):
             choices = self.snapshot.choices
             for index, choice in enumerate(choices):
                 ends = [found.end() for found in _WORDS.finditer(choice.text)]
-                for end in ends[:-1]:
+                for end in ends:
                     unfinished = replace(choice, text=choice.text[:end], tool_calls=(), finish_reason=None)
                     # Those before it are whole, those after it have not begun.
                     after = (
