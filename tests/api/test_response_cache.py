@@ -31,7 +31,11 @@ async def server(tmp_path: Path) -> AsyncGenerator[Server]:
     keys = KeyFile(tmp_path / "keys.toml")
     (tmp_path / "keys.toml").touch()
     await keys.add(record_of(STRANGER, tenant="strangers", created=datetime.now(UTC)))
-    given = {"api_keys": (SecretStr(KEY), SecretStr(OTHER)), "keys_file": tmp_path / "keys.toml", "metrics_port": 0}
+    given: dict[str, Any] = {
+        "api_keys": (SecretStr(KEY), SecretStr(OTHER)),
+        "keys_file": tmp_path / "keys.toml",
+        "metrics_port": 0,
+    }
     async with cached(tmp_path, **given) as running:
         yield running
 
@@ -179,7 +183,7 @@ async def test_a_model_that_is_not_to_be_cached_says_nothing_of_it(shared: Serve
 async def test_a_stream_of_a_kept_answer_says_the_same_byte_for_byte(
     server: Server, fields: dict[str, Any], chunking: Any
 ) -> None:
-    asked = {"stream": True, "stream_options": {"include_usage": True, "chunking": chunking}}
+    asked: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True, "chunking": chunking}}
     made, told = [await ask(server, **fields, **asked) for _ in range(2)]
     plain = await ask(server, **fields)
     assert (made.headers[HEADER], told.headers[HEADER], plain.headers[HEADER]) == ("miss", "hit", "hit")
@@ -194,7 +198,11 @@ async def test_a_stream_of_a_kept_answer_says_the_same_byte_for_byte(
 
 
 async def test_words_of_a_kept_answer_come_as_whole_words(server: Server) -> None:
-    asked = {"content": script(text="one two three four"), "stream": True, "stream_options": {"chunking": "word"}}
+    asked: dict[str, Any] = {
+        "content": script(text="one two three four"),
+        "stream": True,
+        "stream_options": {"chunking": "word"},
+    }
     for _ in range(2):
         stream = events((await ask(server, **asked)).text)
         pieces = [chunk["choices"][0]["delta"].get("content") for chunk in stream[1:-2]]
@@ -221,9 +229,9 @@ async def test_completions_are_kept_too(server: Server, fields: dict[str, Any]) 
 
 
 async def test_a_failure_or_a_half_answer_is_never_kept(server: Server) -> None:
-    failing = {"json": chat_body(script(fail_at=3), temperature=0)}
+    failing = chat_body(script(fail_at=3), temperature=0)
     for _ in range(2):
-        assert (await server.client.post("/v1/chat/completions", **failing)).status_code == 500
+        assert (await server.client.post("/v1/chat/completions", json=failing)).status_code == 500
     body = orjson.dumps(chat_body(script(tokens=500, gap=0.01), temperature=0, stream=True))
     async with hanging_up(server, raw_request(body)) as reader:
         await reader.readuntil(b'"content":"')
@@ -271,3 +279,13 @@ async def test_a_hit_is_told_apart_in_the_log_and_in_metrics(server: Server, cap
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
     return [fields for record in caplog.records if (fields := getattr(record, "fields", None))]
+
+
+async def test_the_header_is_described_and_pages_of_other_origins_may_read_it(tmp_path: Path) -> None:
+    async with cached(tmp_path, cors_origins=("https://pages.example",)) as server:
+        headers = {"origin": "https://pages.example"}
+        reply = await server.client.post("/v1/completions", json={"model": MODEL, "prompt": "a"}, headers=headers)
+        assert HEADER in reply.headers["access-control-expose-headers"]
+        paths = (await server.client.get("/openapi.json")).json()["paths"]
+    for path in ("/v1/chat/completions", "/v1/completions"):
+        assert HEADER in paths[path]["post"]["responses"]["200"]["headers"]

@@ -22,7 +22,7 @@ fewer = settings(max_examples=50, deadline=None)
 numbers = st.floats(0, 1, allow_subnormal=False).map(abs)  # -0.0 is 0.0
 schemas = st.dictionaries(texts, st.none() | st.booleans() | st.integers(0, 9) | texts, max_size=3)
 messages = st.lists(
-    st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant"]), "content": texts}), min_size=1
+    st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant"]), "content": texts}), min_size=1, max_size=3
 )
 CHAT: dict[str, st.SearchStrategy[Any]] = {
     "messages": messages,
@@ -34,18 +34,18 @@ CHAT: dict[str, st.SearchStrategy[Any]] = {
     "n": st.integers(2, 4),
     "seed": st.integers(-(2**63), 2**63 - 1),
     "stop": st.lists(texts.filter(bool), min_size=1, max_size=4),
-    "logit_bias": st.dictionaries(st.integers(0, 99).map(str), numbers, min_size=1),
+    "logit_bias": st.dictionaries(st.integers(0, 99).map(str), numbers, min_size=1, max_size=3),
     "top_k": st.integers(-1, 9),
     "min_p": numbers,
     "repetition_penalty": st.floats(0.1, 2),
     "min_tokens": st.integers(1, 9),
     "ignore_eos": st.just(True),
-    "stop_token_ids": st.lists(st.integers(0, 9)),
+    "stop_token_ids": st.lists(st.integers(0, 9), max_size=3),
     "structured_outputs": st.fixed_dictionaries({"json": schemas}),
     "logprobs": st.just(True),
     "response_format": st.sampled_from([{"type": "text"}, {"type": "json_object"}]),
     "reasoning_effort": st.sampled_from(["low", "high"]),
-    "chat_template_kwargs": st.dictionaries(texts, st.booleans(), min_size=1),
+    "chat_template_kwargs": st.dictionaries(texts, st.booleans(), min_size=1, max_size=3),
     "tools": st.fixed_dictionaries(
         {"type": st.just("function"), "function": st.fixed_dictionaries({"name": st.just("f"), "parameters": schemas})}
     ).map(lambda tool: [tool]),
@@ -57,7 +57,7 @@ NO_EFFECT: dict[str, st.SearchStrategy[Any]] = {
     "stream_options": st.fixed_dictionaries({"include_usage": st.booleans()}),
     "user": texts,
     "safety_identifier": texts,
-    "metadata": st.dictionaries(texts, texts),
+    "metadata": st.dictionaries(texts, texts, max_size=3),
     "prompt_cache_key": texts,
     "service_tier": st.just("flex"),
     "verbosity": st.just("low"),
@@ -171,7 +171,8 @@ def test_fields_of_completions_count_too(fields: dict[str, Any]) -> None:
 
 
 def test_the_order_of_a_schema_counts_since_the_model_writes_in_it() -> None:
-    one, other = {"a": {}, "b": {}}, {"b": {}, "a": {}}
+    one: dict[str, Any] = {"a": {}, "b": {}}
+    other: dict[str, Any] = {"b": {}, "a": {}}
     assert key(complete(structured_outputs={"json": one})) != key(complete(structured_outputs={"json": other}))
 
 

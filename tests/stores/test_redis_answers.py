@@ -60,7 +60,7 @@ async def test_entries_that_were_changed_cut_off_or_are_anothers_are_ignored(
         right = (await told(server))[1]
         await told(server, "another question")
         one, other = sorted(await client.keys("mulgil:1:answer:*"))
-        values: dict[bytes, Any] = {key: await client.get(key) for key in (one, other)}
+        values: dict[Any, Any] = {key: await client.get(key) for key in (one, other)}
         for forged in (
             values[one][:-5],
             values[one] + b" ",
@@ -112,7 +112,11 @@ async def test_a_store_that_goes_away_costs_answers_and_no_request(store_server:
 
 async def test_a_store_that_does_not_answer_holds_nobody_for_long(valkey: StoreServer, tmp_path: Path) -> None:
     async with proxied(valkey) as proxy:
-        given = {"response_cache_url": SecretStr(proxy.url), "response_cache_secret": SECRET, "store_timeout": 0.1}
+        given: dict[str, Any] = {
+            "response_cache_url": SecretStr(proxy.url),
+            "response_cache_secret": SECRET,
+            "store_timeout": 0.1,
+        }
         async with cached(tmp_path, **given) as server:
             proxy.hole = True
             async with asyncio.timeout(3):
