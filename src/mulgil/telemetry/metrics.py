@@ -21,7 +21,7 @@ class _Family(Generic[S]):
     """A metric and the series of it that were asked for: to look one up there costs the client library more."""
 
     def __init__(self, metric: S) -> None:
-        self._metric = metric
+        self._metric: S = metric
         self._series: dict[tuple[str, ...], S] = {}
 
     def of(self, *labels: str) -> S:
