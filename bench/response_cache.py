@@ -28,7 +28,7 @@ from mulgil.server import GatewayServer
 from mulgil.settings import Settings
 
 KEY = "sk-mg-key-of-the-response-cache"
-QUESTIONS = 40
+QUESTIONS = 15
 TOKENS = 64
 CONFIG = """
 [tiers.default]
