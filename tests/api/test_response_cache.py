@@ -257,6 +257,14 @@ def raw_body(first: bytes, second: bytes) -> bytes:
     )
 
 
+async def test_what_is_kept_is_told_while_there_is_no_engine(server: Server) -> None:
+    made = await ask(server)
+    await server.engine.stop()
+    assert content_of(await ask(server)) == content_of(made)
+    other = await server.client.post("/v1/chat/completions", json=chat_body("another question", temperature=0))
+    assert other.status_code == 503
+
+
 async def test_a_hit_is_told_apart_in_the_log_and_in_metrics(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "mulgil.telemetry.access")
     await ask(server)
