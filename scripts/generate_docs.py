@@ -10,6 +10,7 @@ from pydantic_core import PydanticUndefined
 
 from mulgil.settings import (
     ENV_PREFIX,
+    CacheSettings,
     EmbeddingSettings,
     EngineSettings,
     KeySettings,
@@ -24,6 +25,7 @@ ROOT = Path(__file__).parent.parent
 GROUPS: tuple[type[BaseModel], ...] = (
     KeySettings,
     LimitSettings,
+    CacheSettings,
     UsageSettings,
     ServerSettings,
     TelemetrySettings,

@@ -12,6 +12,7 @@ from mulgil.telemetry.observation import Observation
 
 _ABORTED = "aborted"
 _COMPLETED = "completed"
+_CACHED = "cached"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class Bill:
 def row_of_generation(generation: Generation, error: MulgilError | None, *, refunded: bool) -> UsageRow:
     """The row of *generation*, which ended now, with *error* if it failed; one that is *refunded* has used nothing."""
     observed, snapshot, account = generation.observed, generation.snapshot, generation.lease.account
+    nothing = refunded or generation.free
     return UsageRow(
         id=generation.id.partition("-")[2] or generation.id,
         request_id=observed.id,
@@ -41,9 +43,9 @@ def row_of_generation(generation: Generation, error: MulgilError | None, *, refu
         tenant=account.tenant,
         key_id=account.key,
         model=generation.model,
-        prompt_tokens=0 if refunded else generation.prompt_tokens,
-        cached_tokens=0 if refunded else snapshot.cached_tokens,
-        completion_tokens=snapshot.completion_tokens,
+        prompt_tokens=0 if nothing else generation.prompt_tokens,
+        cached_tokens=0 if nothing else snapshot.cached_tokens,
+        completion_tokens=0 if generation.free else snapshot.completion_tokens,
         status=_status(generation, error),
         ttft=observed.first_token_after,
         duration=time.perf_counter() - observed.began,
@@ -70,6 +72,8 @@ def row_of_embedding(bill: Bill, error: BaseException | None, *, left: bool) -> 
 
 
 def _status(generation: Generation, error: MulgilError | None) -> str:
+    if error is None and generation.free:
+        return _CACHED
     if error is None:
         return "+".join(sorted({str(choice.finish_reason) for choice in generation.snapshot.choices}))
     if generation.abandoned and not isinstance(error, ShuttingDownError):

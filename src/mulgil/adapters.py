@@ -2,11 +2,17 @@
 
 import asyncio
 import importlib
+import secrets
 
 from mulgil.admission.store import BudgetStore
+from mulgil.answers.answering import Caching
 from mulgil.auth.cached import CachedKeys
 from mulgil.auth.file import FileKeys, KeyFile
 from mulgil.auth.source import KeyChain, OpenDoor, StaticKeys
+from mulgil.cache.key import AnswerKeys
+from mulgil.cache.responses import CacheRules, ResponseCache
+from mulgil.cache.sealing import Seal
+from mulgil.cache.store import AnswerStore
 from mulgil.engine.base import Engine
 from mulgil.engine.load import Capacity
 from mulgil.engine.simulated import SimulatedEngine
@@ -15,9 +21,12 @@ from mulgil.settings import Settings
 from mulgil.stores.fallback import FallbackStore
 from mulgil.stores.guard import GuardedStore
 from mulgil.stores.memory import MemoryStore
+from mulgil.stores.memory_answers import MemoryAnswers
 from mulgil.stores.redis import RedisStore
+from mulgil.stores.redis_answers import RedisAnswers
 from mulgil.stores.redis_keys import RedisKeys
 from mulgil.telemetry.traces import Tracing
+from mulgil.tiers import load_cached_models
 
 
 def build_store(settings: Settings) -> BudgetStore:
@@ -37,6 +46,32 @@ def with_fallback(guarded: GuardedStore, settings: Settings) -> BudgetStore:
     if settings.limiter_on_failure == "closed":
         return guarded
     return FallbackStore(guarded, MemoryStore(lease_ttl=settings.lease_ttl), replicas=settings.replicas)
+
+
+def build_caching(settings: Settings, fingerprint: str) -> Caching:
+    """The response cache that the settings name, for what is served as *fingerprint* says.
+
+    Raises:
+        ValueError: its URL is none, or the file with the models cannot be read.
+    """
+    given = settings.response_cache_secret
+    # What lies in the memory of this process nobody else has to read.
+    seal = Seal(given.get_secret_value().encode() if given else secrets.token_bytes(32))
+    rules = CacheRules(settings.response_cache_ttl, settings.response_cache_entry_bytes)
+    cache = ResponseCache(build_answer_store(settings), seal, rules)
+    return Caching(load_cached_models(settings.config), AnswerKeys(seal, fingerprint), cache)
+
+
+def build_answer_store(settings: Settings) -> AnswerStore:
+    """The store of answers that the settings name: shared in Redis, or of this process alone."""
+    if settings.response_cache_url is None:
+        return MemoryAnswers(most_entries=settings.response_cache_entries, most_bytes=settings.response_cache_bytes)
+    return RedisAnswers(
+        settings.response_cache_url.get_secret_value(),
+        most_bytes=settings.response_cache_entry_bytes,
+        timeout=settings.store_timeout,
+        connections=settings.store_connections,
+    )
 
 
 def build_keys(settings: Settings) -> KeyChain:

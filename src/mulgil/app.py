@@ -13,10 +13,11 @@ from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 
 from mulgil import __version__
-from mulgil.adapters import build_engine, build_keys, build_store, with_fallback
+from mulgil.adapters import build_caching, build_engine, build_keys, build_store, with_fallback
 from mulgil.admission.gates import Gates
 from mulgil.admission.lease import Leases
 from mulgil.admission.store import BudgetStore
+from mulgil.answers.answering import Answers
 from mulgil.api import (
     admin,
     chat,
@@ -75,6 +76,7 @@ class Mulgil:
     app: FastAPI
     supervisor: Supervisor[Engine]
     gateway: Gateway
+    answers: Answers
     streams: KeptStreams
     embeddings: Embeddings | None
     keys: KeyChain
@@ -106,6 +108,7 @@ class Mulgil:
     async def drain(self) -> None:
         """Take nothing on any more, end what runs, and wait until it is settled."""
         await self.gateway.drain()
+        await self.answers.drain()
         if self.embeddings:
             await self.embeddings.gateway.drain()
 
@@ -160,13 +163,15 @@ def build(
     tiers = load_tiers(settings.config)
     kept_usage = build_usage(settings, tiers)
     gates = Gates(tiers, leases, build_queue(settings, supervisor.engine), kept_usage.ledger)
+    caching = build_caching(settings, settings.fingerprint(__version__))
     gateway = Gateway(
         supervisor.engine,
         settings.model_names,
         gates,
-        fingerprint=settings.fingerprint(__version__),
+        fingerprint=caching.keys.fingerprint,
         rebuilt=lambda: supervisor.rebuilt(within=settings.queue_timeout),
     )
+    answers = Answers(gateway, gates, caching)
     embedding = build_embeddings(settings, leases, tiers, kept_usage.ledger, after=supervisor.until_ready)
 
     mulgil: Mulgil
@@ -183,12 +188,10 @@ def build(
     kept = KeptStreams(gateway, tickets, keep_rules(settings))
     registry, lag = CollectorRegistry(), LoopLag()
     observer = build_observer(settings, tiers, registry, tracing)
-    sources = Sources(settings, observer, supervisor, gateway, kept, embedding, leases, guarded, lag)
+    sources = Sources(settings, observer, supervisor, gateway, caching.cache, kept, embedding, leases, guarded, lag)
     read_from(registry, sources, __version__)
-    port = build_metrics_port(settings, registry)
-    mulgil = Mulgil(
-        app, supervisor, gateway, kept, embedding, keys, leases, guarded, lag, kept_usage, registry, tracing, port
-    )
+    told = registry, tracing, build_metrics_port(settings, registry)
+    mulgil = Mulgil(app, supervisor, gateway, answers, kept, embedding, keys, leases, guarded, lag, kept_usage, *told)
     app.state.mulgil = mulgil  # for servers that are only given the application
     described = add_routes(mulgil, settings, tickets)
     errors.install(app)
@@ -199,11 +202,11 @@ def build(
 
 def add_routes(mulgil: Mulgil, settings: Settings, tickets: Tickets) -> list[type[BaseModel]]:
     """Give the application every route of its users; the wire types that describe them."""
-    app, gateway, embedding = mulgil.app, mulgil.gateway, mulgil.embeddings
+    app, gateway, answers, embedding = mulgil.app, mulgil.gateway, mulgil.answers, mulgil.embeddings
     rules = body_rules(settings)
     silence = Silence(settings.ping_interval, settings.heartbeat_interval)
-    app.include_router(chat.routes(gateway, rules, silence, mulgil.streams))
-    app.include_router(completions.routes(gateway, rules, silence))
+    app.include_router(chat.routes(answers, rules, silence, mulgil.streams))
+    app.include_router(completions.routes(answers, rules, silence))
     app.include_router(streams.routes(mulgil.streams, tickets, rules, silence))
     app.include_router(websocket.routes(gateway, rules, SocketRules(settings.cors_origins, settings.websocket_idle)))
     app.include_router(tokenize.routes(gateway, rules, embedding.gateway if embedding else None))
@@ -269,6 +272,7 @@ async def running(mulgil: Mulgil) -> AsyncGenerator[None]:
             mulgil.metrics_port.start()
         closings.push_async_callback(mulgil.lag.stop)
         closings.push_async_callback(mulgil.store.close)
+        closings.push_async_callback(mulgil.answers.close)
         closings.push_async_callback(mulgil.keys.close)
         closings.push_async_callback(mulgil.supervisor.stop)
         if mulgil.embeddings:

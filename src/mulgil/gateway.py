@@ -28,7 +28,7 @@ from mulgil.generation import Generation
 from mulgil.pacing import Pacing
 from mulgil.schemas.tokenize import MOST_TEXTS, Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 from mulgil.telemetry.observation import Observation
-from mulgil.tiers import Priority, Tier, check_model_allowed
+from mulgil.tiers import Priority, Tier, check_length_allowed, check_model_allowed
 
 log = logging.getLogger(__name__)
 
@@ -86,11 +86,7 @@ class Gateway:
             MulgilError: it was refused; nothing runs, and nothing is charged.
         """
         observed = (observed or Observation()).asks(request.operation, request.model)
-        if self._draining:
-            raise ShuttingDownError
-        tier = self._tier_of(caller)
-        self._check(request, caller, tier)
-        await self._ledger.check(caller.tenant, caller.key_id, tier)
+        tier = await self.check(request, caller)
         engine = await self._engine_for(observed)
         observed.begin("tokenise")
         prepared = await engine.prepare(request, tenant=caller.tenant, default_max_tokens=tier.max_tokens)
@@ -114,6 +110,21 @@ class Gateway:
             self.abandon(generation)
             raise
         return generation
+
+    async def check(self, request: TextRequest, caller: Caller) -> Tier:
+        """Let *request* pass if its answer may be told to *caller*, whoever makes it; the tier of the caller.
+
+        Raises:
+            MulgilError: it may not, or nothing is taken on any more.
+        """
+        if self._draining:
+            raise ShuttingDownError
+        tier = self._tier_of(caller)
+        self._check_model(request.model, caller, tier)
+        param = "max_tokens" if request.max_tokens is not None else "max_completion_tokens"
+        check_length_allowed(request.output_tokens, tier, param=param)
+        await self._ledger.check(caller.tenant, caller.key_id, tier)
+        return tier
 
     async def tokenize(self, request: TokenizeRequest, caller: Caller) -> Tokenized:
         """The tokens of *request*; charges nothing.
@@ -259,17 +270,6 @@ class Gateway:
         if model not in self.models:
             raise ModelNotFoundError(model)
         check_model_allowed(model, caller.models, tier)
-
-    def _check(self, request: TextRequest, caller: Caller, tier: Tier) -> None:
-        self._check_model(request.model, caller, tier)
-        if tier.max_tokens is not None and (request.output_tokens or 0) > tier.max_tokens:
-            name = "max_tokens" if request.max_tokens is not None else "max_completion_tokens"
-            raise InvalidFieldError(
-                f"Invalid '{name}': integer above maximum value. Expected a value <= {tier.max_tokens}, "
-                f"but got {request.output_tokens} instead.",
-                param=name,
-                code="integer_above_max_value",
-            )
 
 
 async def _abort(engine: Engine, request_id: str) -> None:

@@ -9,9 +9,10 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator
+from typing import Protocol
 
 from mulgil.admission.lease import Lease
-from mulgil.engine.base import ChoiceSnapshot, Prepared, Snapshot
+from mulgil.engine.base import ChoiceSnapshot, Snapshot
 from mulgil.errors import MulgilError
 from mulgil.pacing import EVERY_TOKEN
 from mulgil.slices import Position, Slice, slices
@@ -19,11 +20,30 @@ from mulgil.telemetry.observation import Observation, Used
 from mulgil.timeline import Timeline
 
 
+class Work(Protocol):
+    """What a generation has to know of a request: a prepared one says it, or an answer that was kept."""
+
+    @property
+    def id(self) -> str:
+        """Random, ours, unique."""
+        ...
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of all prompts together."""
+        ...
+
+    @property
+    def width(self) -> int:
+        """Number of choices of all prompts together."""
+        ...
+
+
 class Generation:
     """One answer in the making.
 
     Attributes:
-        id: of the prepared request; random, ours.
+        id: of the work; random, ours.
         model: the name that the client asked for.
         fingerprint: names the model and the way it is served; the same seed repeats itself under the same one.
         created: Unix time in whole seconds.
@@ -34,19 +54,21 @@ class Generation:
         pacing: how much of it is told at a time.
         timeline: the order in which it grew; None where nobody will ask.
         observed: the request that it answers.
+        free: it was made for another request, which pays for it: this one pays for no token.
     """
 
     def __init__(
-        self, prepared: Prepared, lease: Lease, *, model: str, fingerprint: str = "fp_none", timed: bool = False
+        self, work: Work, lease: Lease, *, model: str, fingerprint: str = "fp_none", timed: bool = False
     ) -> None:
-        self.id = prepared.id
+        self.id = work.id
         self.model = model
         self.fingerprint = fingerprint
         self.lease = lease
         self.created = int(time.time())
-        self.prompt_tokens = prepared.prompt_tokens
-        self.snapshot = Snapshot((ChoiceSnapshot(),) * prepared.width)
+        self.prompt_tokens = work.prompt_tokens
+        self.snapshot = Snapshot((ChoiceSnapshot(),) * work.width)
         self.abandoned = False
+        self.free = False
         self.pacing = EVERY_TOKEN
         self.observed = Observation()
         self.timeline = Timeline() if timed else None
@@ -92,8 +114,10 @@ class Generation:
     def conclude(self, *, refused: bool) -> None:
         """Note what it used and how it ended, as it was charged: nothing if it was *refused*. To be called once."""
         tokens = [choice.tokens for choice in self.snapshot.choices]
-        used = Used(cached=self.snapshot.cached_tokens, completion=sum(tokens), longest=max(tokens))
-        used.prompt = 0 if refused else self.prompt_tokens
+        used = Used(longest=max(tokens))
+        if not self.free:
+            used.cached, used.completion = self.snapshot.cached_tokens, sum(tokens)
+            used.prompt = 0 if refused else self.prompt_tokens
         reasons = {choice.finish_reason for choice in self.snapshot.choices}
         if self.abandoned:
             used.finish = "abort"
@@ -129,6 +153,20 @@ class Generation:
         if self._error is not None:
             raise self._error
         return self.snapshot
+
+    async def snapshots(self) -> AsyncGenerator[Snapshot]:
+        """The newest snapshot whenever there is one, to the last; whether it failed is to be read from `error` then."""
+        seen: Snapshot | None = None
+        while True:
+            # Read before the snapshot, as in `follow`.
+            closed = self._closed
+            if self.snapshot is not seen:
+                seen = self.snapshot
+                yield seen
+            elif closed:
+                return
+            else:
+                await self._change()
 
     async def follow(self, offset: int = 0) -> AsyncGenerator[list[Slice]]:
         """The growth of every choice from *offset* to the end.

@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 
 from mulgil.admission.lease import Leases
 from mulgil.admission.queue import FairQueue
+from mulgil.cache.responses import ResponseCache
 from mulgil.embedders import Embeddings
 from mulgil.engine.base import Engine
 from mulgil.engine.load import Load
@@ -37,6 +38,7 @@ class Sources:
     observer: Observer
     supervisor: Supervisor[Engine]
     gateway: Gateway
+    cache: ResponseCache
     streams: KeptStreams
     embeddings: Embeddings | None
     leases: Leases
@@ -73,6 +75,7 @@ def readings(sources: Sources, version: str) -> list[Reading]:
         *_of_the_queue(sources.gateway.queue, sources.settings),
         *_of_engines(sources),
         *_of_leases(sources.leases),
+        *_of_the_cache(sources.cache),
         alone(names.STORE_AVAILABLE, lambda: sources.store.available),
         alone(names.LOOP_LAG, lambda: sources.lag.last),
         alone(names.LOOP_LAG_WORST, lambda: sources.lag.worst),
@@ -164,4 +167,25 @@ def _of_leases(leases: Leases) -> list[Reading]:
         alone(names.SETTLEMENT_RETRIES, lambda: counters.settle_retries),
         alone(names.SETTLEMENT_FAILURES, lambda: counters.settle_failures),
         alone(names.LEASES_LOST, lambda: counters.lost),
+    ]
+
+
+def _of_the_cache(cache: ResponseCache) -> list[Reading]:
+    counters = cache.counters
+
+    def held(which: int) -> Callable[[], Values]:
+        # Nothing is known of what others keep, which is not nought.
+        return lambda: {} if cache.store.held is None else {(): cache.store.held[which]}
+
+    def failures() -> Values:
+        return {
+            ("unavailable",): counters.unavailable,
+            ("ignored",): counters.ignored,
+            ("too_large",): counters.too_large,
+        }
+
+    return [
+        Reading(names.CACHE_ENTRIES, held(0)),
+        Reading(names.CACHE_BYTES, held(1)),
+        Reading(names.CACHE_FAILURES, failures),
     ]

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from mulgil.errors import PermissionDeniedError
+from mulgil.errors import InvalidFieldError, PermissionDeniedError
 from mulgil.prices import Amount, Price, Prices
 
 DEFAULT = "default"
@@ -84,6 +84,7 @@ class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     price: Price = Price()
+    cache: bool = Field(default=False, strict=True)
 
 
 class _File(BaseModel):
@@ -109,6 +110,15 @@ def load_prices(path: Path | None) -> Prices:
         ValueError: as `load_tiers`.
     """
     return {name: model.price for name, model in _read(path).models.items()}
+
+
+def load_cached_models(path: Path | None) -> frozenset[str]:
+    """The names of the models whose answers *path* has kept (`cache = true`).
+
+    Raises:
+        ValueError: as `load_tiers`.
+    """
+    return frozenset(name for name, model in _read(path).models.items() if model.cache)
 
 
 def _read(path: Path | None) -> _File:
@@ -144,3 +154,18 @@ def check_model_allowed(model: str, of_key: tuple[str, ...] | None, tier: Tier) 
     for allowed in (of_key, tier.models):
         if allowed and model not in allowed:
             raise PermissionDeniedError(f"This key may not use the model `{model}`.", param="model")
+
+
+def check_length_allowed(asked: int | None, tier: Tier, *, param: str) -> None:
+    """Refuse an answer that is longer than a tier allows.
+
+    Raises:
+        InvalidFieldError: it is; *param* asked for it.
+    """
+    if tier.max_tokens is not None and (asked or 0) > tier.max_tokens:
+        raise InvalidFieldError(
+            f"Invalid '{param}': integer above maximum value. Expected a value <= {tier.max_tokens}, "
+            f"but got {asked} instead.",
+            param=param,
+            code="integer_above_max_value",
+        )

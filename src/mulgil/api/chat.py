@@ -7,6 +7,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from mulgil.answers.answering import Answers
 from mulgil.api.body import BodyRules, read_checked, validated
 from mulgil.api.chat_stream import frames, heartbeat
 from mulgil.api.context import caller_of, observed_of
@@ -15,7 +16,6 @@ from mulgil.api.generations import Telling, public_id, reply, told_logprobs, usa
 from mulgil.api.openapi import documented
 from mulgil.api.sse import Events, EventStream, Silence
 from mulgil.engine.base import ChoiceSnapshot, Snapshot
-from mulgil.gateway import Gateway
 from mulgil.generation import Generation
 from mulgil.kept import KeptStream, KeptStreams
 from mulgil.schemas.chat import (
@@ -31,14 +31,14 @@ from mulgil.schemas.chat import (
 from mulgil.schemas.usage import ChoiceLogprobs
 
 
-def routes(gateway: Gateway, rules: BodyRules, silence: Silence, streams: KeptStreams) -> APIRouter:
-    """The chat route, served by *gateway*; resumable streams are kept among *streams*."""
+def routes(answers: Answers, rules: BodyRules, silence: Silence, streams: KeptStreams) -> APIRouter:
+    """The chat route, served by *answers*; resumable streams are kept among *streams*."""
     router = APIRouter()
 
     @router.post(
         "/v1/chat/completions",
         summary="Answer a conversation",
-        openapi_extra=documented(request=ChatCompletionRequest, response=ChatCompletion, streams=True),
+        openapi_extra=documented(request=ChatCompletionRequest, response=ChatCompletion, streams=True, cached=True),
     )
     async def create_chat_completion(request: Request) -> Response:
         asked = await read_chat(request, rules)
@@ -54,7 +54,7 @@ def routes(gateway: Gateway, rules: BodyRules, silence: Silence, streams: KeptSt
         telling = Telling(
             lambda generation: frames(generation, asked), lambda generation: heartbeat(generation, asked), completion
         )
-        return await reply(request, gateway, asked, telling, silence)
+        return await reply(request, answers, asked, telling, silence)
 
     return router
 

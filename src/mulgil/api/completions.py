@@ -7,24 +7,24 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from mulgil.answers.answering import Answers
 from mulgil.api.body import BodyRules, read_checked, validated
 from mulgil.api.generations import Telling, finite, public_id, reply, usage
 from mulgil.api.openapi import documented
 from mulgil.api.sse import Silence, event
 from mulgil.engine.base import ChoiceSnapshot, Snapshot, TokenLogprob
-from mulgil.gateway import Gateway
 from mulgil.generation import Generation
 from mulgil.schemas.completions import Completion, CompletionRequest, check_agreement, check_offered
 
 
-def routes(gateway: Gateway, rules: BodyRules, silence: Silence) -> APIRouter:
-    """The completions route, served by *gateway*."""
+def routes(answers: Answers, rules: BodyRules, silence: Silence) -> APIRouter:
+    """The completions route, served by *answers*."""
     router = APIRouter()
 
     @router.post(
         "/v1/completions",
         summary="Continue a text",
-        openapi_extra=documented(request=CompletionRequest, response=Completion, streams=True),
+        openapi_extra=documented(request=CompletionRequest, response=Completion, streams=True, cached=True),
     )
     async def create_completion(request: Request) -> Response:
         asked = await read_checked(request, rules, lambda body: _checked(body, rules))
@@ -33,7 +33,7 @@ def routes(gateway: Gateway, rules: BodyRules, silence: Silence) -> APIRouter:
             return _completion(generation, snapshot, asked)
 
         telling = Telling(lambda generation: _frames(generation, asked), _heartbeat, completion)
-        return await reply(request, gateway, asked, telling, silence)
+        return await reply(request, answers, asked, telling, silence)
 
     return router
 

@@ -8,12 +8,13 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from mulgil.answers.answering import Answers
 from mulgil.api.context import caller_of, observed_of
 from mulgil.api.disconnect import unless_gone
 from mulgil.api.errors import JSONBody
 from mulgil.api.sse import Events, EventStream, Silence
+from mulgil.cache.control import ANY, CacheControl, cache_control
 from mulgil.engine.base import Snapshot, TextRequest, TokenLogprob
-from mulgil.gateway import Gateway
 from mulgil.generation import Generation
 from mulgil.schemas.usage import CompletionTokensDetails, PromptTokensDetails, Usage
 
@@ -36,28 +37,38 @@ class Telling:
     body: Callable[[Generation, Snapshot], dict[str, Any]]
 
 
-async def reply(request: Request, gateway: Gateway, asked: TextRequest, telling: Telling, silence: Silence) -> Response:
+async def reply(request: Request, answers: Answers, asked: TextRequest, telling: Telling, silence: Silence) -> Response:
     """Generate, and answer with a stream or a plain reply, as *asked*.
 
     Raises:
         MulgilError: it was refused, or failed before anything was sent.
         ClientGone: nobody waits for the reply any more.
     """
-    generation = await unless_gone(
-        request.receive, gateway.start(asked, caller_of(request.scope), observed=observed_of(request.scope))
-    )
+    observed = observed_of(request.scope)
+    starting = answers.start(asked, caller_of(request.scope), observed=observed, control=_control(request))
+    generation = await unless_gone(request.receive, starting)
 
     def abandon() -> None:
-        gateway.abandon(generation)
+        answers.abandon(generation)
 
     if asked.stream:
         events = Events(telling.frames(generation), abandon, partial(telling.heartbeat, generation))
-        return EventStream(events, silence, headers=generation.lease.headers())
+        return EventStream(events, silence, headers=_headers(generation))
     try:
         snapshot = await unless_gone(request.receive, generation.finished())
     finally:
         abandon()
-    return JSONBody(telling.body(generation, snapshot), headers=generation.lease.headers())
+    return JSONBody(telling.body(generation, snapshot), headers=_headers(generation))
+
+
+def _control(request: Request) -> CacheControl:
+    sent = request.headers.getlist("cache-control")
+    return cache_control(",".join(sent)) if sent else ANY
+
+
+def _headers(generation: Generation) -> dict[str, str]:
+    cache = generation.observed.cache
+    return generation.lease.headers() | ({"x-mulgil-cache": cache} if cache else {})
 
 
 def usage(generation: Generation, snapshot: Snapshot) -> Usage:

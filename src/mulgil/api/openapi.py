@@ -1,7 +1,7 @@
 """`/openapi.json`: routes read their bodies themselves, so their schemas are added here."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from mulgil.schemas.error import ErrorBody
+from mulgil.telemetry.observation import Cached
 
 _REF = "#/components/schemas/{model}"
 
@@ -19,8 +20,12 @@ def documented(
     request: type[BaseModel] | None = None,
     streams: bool = False,
     status: str = "200",
+    cached: bool = False,
 ) -> dict[str, Any]:
-    """The `openapi_extra` of a route with these bodies; any failure has the error envelope."""
+    """The `openapi_extra` of a route with these bodies; any failure has the error envelope.
+
+    Where it is *cached*, a header says where the answer is from.
+    """
     content: dict[str, Any] = {}
     if response is not None:
         content["application/json"] = {"schema": _reference(response)}
@@ -35,6 +40,10 @@ def documented(
             },
         }
     }
+    if cached:
+        told = {"type": "string", "enum": list(get_args(Cached))}
+        described = "Where the answer is from, for a model whose answers are kept, see docs/cache.md"
+        extra["responses"][status]["headers"] = {"x-mulgil-cache": {"description": described, "schema": told}}
     if request is not None:
         extra["requestBody"] = {
             "required": True,

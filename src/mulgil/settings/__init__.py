@@ -7,6 +7,7 @@ from dotenv import dotenv_values
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from mulgil.settings.cache import CacheSettings
 from mulgil.settings.groups import (
     EmbeddingSettings,
     EngineSettings,
@@ -19,6 +20,7 @@ from mulgil.settings.parallel import ROLES, check_parallel
 
 __all__ = [
     "ENV_PREFIX",
+    "CacheSettings",
     "EmbeddingSettings",
     "EngineSettings",
     "KeySettings",
@@ -40,6 +42,7 @@ class Settings(
     ServerSettings,
     TelemetrySettings,
     LimitSettings,
+    CacheSettings,
     UsageSettings,
     KeySettings,
     BaseSettings,
@@ -76,6 +79,7 @@ class Settings(
         elif self.node_rank:
             raise ValueError("'node_rank' is of no use without engine=vllm")
         self._check_embeddings()
+        self._check_cache()
         if not self.node_rank:  # the other machines answer nobody
             self._check_keys()
 
@@ -86,6 +90,11 @@ class Settings(
             raise ValueError(f"'{inside[0]}' is a setting of its own, so it cannot be among 'engine_args'")
         role = {name: getattr(self, name) for name in ROLES}
         check_parallel(role | self.for_vllm() | self.engine_args)
+
+    def _check_cache(self) -> None:
+        secret = self.response_cache_secret
+        if self.response_cache_url and (secret is None or len(secret.get_secret_value()) < 16):
+            raise ValueError("'response_cache_url' needs 'response_cache_secret', of at least 16 characters")
 
     def _check_embeddings(self) -> None:
         if self.embeddings_model and self.embeddings_url:

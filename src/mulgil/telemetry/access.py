@@ -61,6 +61,7 @@ def fields_of(observed: Observation) -> dict[str, Any]:
         "completion_tokens": used.completion if used else None,
         "ttft_ms": None if first is None else _milliseconds(first),
         "finish": used.finish if used else None,
+        "cache": observed.cache,
         "hung_up": observed.hung_up or None,
         "retry_count": observed.retries,
     }

@@ -56,6 +56,7 @@ class RequestMetrics:
         self._tokenise = self._histogram(names.TOKENISE_SECONDS)
         self._store = self._histogram(names.STORE_SECONDS)
         self._hang_ups = self._counter(names.HANG_UPS)
+        self._cache = self._counter(names.CACHE)
 
     def count(self, observed: Observation) -> None:
         """Add a request that is over."""
@@ -71,6 +72,8 @@ class RequestMetrics:
         if observed.operation is not None:
             self._count_stages(observed, answer, exemplar)
             self._count_tokens(observed.used, answer)
+        if observed.cache is not None:
+            self._cache.of(*answer, observed.cache).inc()
 
     def _count_stages(self, observed: Observation, answer: tuple[str, str], exemplar: Exemplar) -> None:
         for stage, begin, end in observed.spans():

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Stage = Literal[
-    "authenticate", "read", "wait_for_engine", "tokenise", "reserve", "queue", "first_token", "decode", "embed",
-    "settle", "send",
+    "authenticate", "read", "cache", "wait_for_engine", "tokenise", "reserve", "queue", "first_token", "decode",
+    "embed", "settle", "send",
 ]  # fmt: skip
 """Parts of a request's time, in this order; each lasts until the next begins. They are the names of child spans."""
 
@@ -83,6 +83,10 @@ STORE_SECONDS = Metric(
     "mulgil_budget_store_seconds", "histogram", "One step in the budget store, as a request waits for it.",
     ("step",), _STEPS,
 )  # fmt: skip
+CACHE = Metric(
+    "mulgil_response_cache", "counter", "Requests for models whose answers are kept, by where theirs was from.",
+    (*_OF_ANSWER, "result"),
+)  # fmt: skip
 HANG_UPS = Metric("mulgil_client_hang_ups", "counter", "Clients that left before their answer was whole.", ("route",))
 
 # Read when somebody asks.
@@ -115,6 +119,14 @@ LOOP_LAG_WORST = Metric(
     "mulgil_event_loop_lag_worst_seconds", "gauge", "How late the event loop was at most, of the last 30 s."
 )
 STORE_AVAILABLE = Metric("mulgil_budget_store_available", "gauge", "1 while the budget store answers, else 0.")
+CACHE_ENTRIES = Metric("mulgil_response_cache_entries", "gauge", "Answers in this process's memory.")
+CACHE_BYTES = Metric("mulgil_response_cache_bytes", "gauge", "Memory that they take.")
+CACHE_FAILURES = Metric(
+    "mulgil_response_cache_failures",
+    "counter",
+    "Steps of the response cache that came to nothing: no answer from its store, an entry ignored, one too large.",
+    ("reason",),
+)
 LEASES = Metric("mulgil_leases", "gauge", "Leases that hold something in the budget store.")
 RESERVATIONS = Metric(
     "mulgil_reservations", "counter", "Attempts to reserve: reserved, refused, or the store unavailable.", ("result",)
@@ -137,7 +149,7 @@ METRICS = tuple(metric for metric in list(globals().values()) if isinstance(metr
 ACCESS_FIELDS = (
     "request_id", "client_request_id", "trace_id", "method", "path", "route", "status", "error", "duration_ms",
     "tenant", "key", "key_prefix", "tier", "model", "prompt_tokens", "cached_tokens", "completion_tokens", "ttft_ms",
-    "finish", "hung_up", "retry_count",
+    "finish", "cache", "hung_up", "retry_count",
 )  # fmt: skip
 """Fields of the access line; those that do not apply are left out."""
 
@@ -149,6 +161,6 @@ SPAN_ATTRIBUTES = (
     "gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model", "gen_ai.response.model",
     "gen_ai.response.finish_reasons", "gen_ai.response.time_to_first_chunk", "gen_ai.usage.input_tokens",
     "gen_ai.usage.cache_read.input_tokens", "gen_ai.usage.output_tokens", "mulgil.request.id", "mulgil.tenant",
-    "mulgil.key", "mulgil.tier", "mulgil.hung_up",
+    "mulgil.key", "mulgil.tier", "mulgil.cache", "mulgil.hung_up",
 )  # fmt: skip
 """Attributes of the span of a request."""

@@ -10,6 +10,7 @@ from mulgil.telemetry.names import Stage
 
 Headers = Iterable[tuple[bytes, bytes]]
 Answer = Literal["reply", "stream", "socket"]
+Cached = Literal["hit", "miss", "bypass"]
 
 
 class Observer(Protocol):
@@ -78,6 +79,7 @@ class Observation:
         status: of the response; of a turn the one that it would have had.
         error: code or type of what it failed with.
         hung_up: the client left before the answer was whole.
+        cache: where its answer is from, if its model's answers are kept.
         used: what its answer used; None where nothing was generated.
         stages: which began when, of `time.perf_counter`.
         ended: when the response was over.
@@ -103,6 +105,7 @@ class Observation:
     status: int = 0
     error: str | None = None
     hung_up: bool = False
+    cache: Cached | None = None
     used: Used | None = None
     stages: list[tuple[Stage, float]] = field(default_factory=list)
     ended: float = 0.0
