@@ -62,7 +62,7 @@ from mulgil.settings import Settings, unknown_variables
 from mulgil.stores.guard import GuardedStore
 from mulgil.telemetry import logs
 from mulgil.telemetry.traces import Tracing, build_tracing
-from mulgil.tiers import Tier, load_tiers
+from mulgil.tiers import Tier, load_models, load_tiers
 from mulgil.turns import build_queue
 
 EngineBuilder = Callable[[], Awaitable[Engine]]
@@ -157,7 +157,8 @@ def build(
     )
     tiers = load_tiers(settings.config)
     kept_usage = build_usage(settings, tiers)
-    gates = Gates(tiers, leases, build_queue(settings, supervisor.engine), kept_usage.ledger)
+    queue = build_queue(settings, supervisor.engine)
+    gates = Gates(tiers, leases, queue, kept_usage.ledger, load_models(settings.config))
     gateway = Gateway(
         supervisor.engine,
         settings.model_names,

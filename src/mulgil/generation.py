@@ -28,6 +28,7 @@ class Generation:
         fingerprint: names the model and the way it is served; the same seed repeats itself under the same one.
         created: Unix time in whole seconds.
         prompt_tokens: exact length of the prompt.
+        dropped_messages: how many the conversation has lost, so that it fits.
         lease: what it may use; open until the generation is closed.
         snapshot: the newest one.
         abandoned: nobody wants the rest.
@@ -45,6 +46,7 @@ class Generation:
         self.lease = lease
         self.created = int(time.time())
         self.prompt_tokens = prepared.prompt_tokens
+        self.dropped_messages = prepared.dropped_messages
         self.snapshot = Snapshot((ChoiceSnapshot(),) * prepared.width)
         self.abandoned = False
         self.pacing = EVERY_TOKEN

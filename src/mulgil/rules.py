@@ -13,6 +13,7 @@ EXPOSED_HEADERS = (
     "retry-after-ms",
     "x-should-retry",
     "x-mulgil-stream",
+    "x-mulgil-truncated-messages",
     "traceparent",
     *(
         f"x-ratelimit-{what}-{budget}"

@@ -52,12 +52,18 @@ async def reply(request: Request, gateway: Gateway, asked: TextRequest, telling:
 
     if asked.stream:
         events = Events(telling.frames(generation), abandon, partial(telling.heartbeat, generation))
-        return EventStream(events, silence, headers=generation.lease.headers())
+        return EventStream(events, silence, headers=headers_of(generation))
     try:
         snapshot = await unless_gone(request.receive, generation.finished())
     finally:
         abandon()
-    return JSONBody(telling.body(generation, snapshot), headers=generation.lease.headers())
+    return JSONBody(telling.body(generation, snapshot), headers=headers_of(generation))
+
+
+def headers_of(generation: Generation) -> dict[str, str]:
+    """What the headers of an answer tell: its budgets, and how many messages the conversation has lost."""
+    dropped = generation.dropped_messages
+    return generation.lease.headers() | ({"x-mulgil-truncated-messages": str(dropped)} if dropped else {})
 
 
 def usage(generation: Generation, snapshot: Snapshot) -> Usage:
