@@ -100,9 +100,13 @@ def user(content: Any) -> dict[str, Any]:
 
 
 CHAT = ChatCompletionRequest(model=MODEL, messages=[ChatMessage(role="user", content=WORDS)])
+LONG_CHAT = ChatCompletionRequest(
+    model=MODEL, messages=[ChatMessage(role="user", content=WORDS[:20_000])] * 60, truncation="auto"
+)
 WORKS = {
     "a body of many parts": lambda: checking(user([PART] * 40_000)),
     "a long chat": lambda: SimulatedEngine().prepare(CHAT, tenant="t"),
+    "a chat that loses its oldest turns": lambda: SimulatedEngine().prepare(LONG_CHAT, tenant="t"),
     "a long prompt": lambda: SimulatedEngine().prepare(CompletionRequest(model=MODEL, prompt=WORDS), tenant="t"),
     "many choices of a long prompt": lambda: SimulatedEngine(max_model_len=10**6).prepare(
         CompletionRequest(model=MODEL, prompt=WORDS[:200_000], n=16), tenant="t"

@@ -27,10 +27,12 @@ def mulgil(*arguments: str, cwd: Path, **variables: str) -> subprocess.Completed
 
 
 def test_check_config_prints_what_is_in_force_with_secrets_hidden(tmp_path: Path) -> None:
+    (tmp_path / "mulgil.toml").write_text('[models.m]\ntruncation = "auto"\n')
     done = mulgil(
         "check-config",
         "--engine=simulated",
         "--port=9",
+        "--config=mulgil.toml",
         '--engine-args={"hf_token": "hf_secret"}',
         cwd=tmp_path,
         MULGIL_API_KEYS="secret-key-1",
@@ -39,6 +41,7 @@ def test_check_config_prints_what_is_in_force_with_secrets_hidden(tmp_path: Path
     assert done.returncode == 0, done.stderr
     shown = orjson.loads(done.stdout)
     assert (shown["engine"], shown["port"], shown["max_choices"]) == ("simulated", 9, 3)
+    assert shown["models"] == {"m": {"truncation": "auto"}}
     assert "secret" not in done.stdout
 
 

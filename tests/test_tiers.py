@@ -7,7 +7,7 @@ import pytest
 
 from mulgil.errors import PermissionDeniedError
 from mulgil.prices import Price
-from mulgil.tiers import Tier, check_model_allowed, load_prices, load_tiers, shown
+from mulgil.tiers import Tier, check_model_allowed, load_models, load_prices, load_tiers, shown
 
 
 def tiers(folder: Path, text: str) -> dict[str, Tier]:
@@ -66,6 +66,8 @@ def test_a_tenants_limits_are_a_keys_own_unless_they_are_given(tmp_path: Path) -
         ("[tiers.t]\nmax_tokens = 0\n", "tiers.t.max_tokens", "greater than or equal to 1"),
         ("[tiers.t]\nmodels = []\n", "tiers.t.models", "at least 1"),
         ('[tiers.t]\nmodels = "m"\n', "tiers.t.models", "tuple"),
+        ('[models.m]\ntruncation = "always"\n', "models.m.truncation", "'auto' or 'disabled'"),
+        ("[models.m]\ntruncate = true\n", "models.m.truncate", "not permitted"),
         ('[tiers."a b"]\n', "tiers.a b", "pattern"),
         ("[tiers.t]\ntokens_per_day = 0\n", "tiers.t.tokens_per_day", "greater than or equal to 1"),
         ("[tiers.t]\ncost_per_day = 0\n", "tiers.t.cost_per_day", "greater than 0"),
@@ -107,6 +109,14 @@ def test_prices_are_what_is_written_to_the_last_digit(tmp_path: Path) -> None:
     assert prices["c"] == Price(input=Decimal(2), cached_input=Decimal("0.3"))
     assert prices["d"] == Price()
     assert load_prices(None) == {}
+
+
+def test_a_model_has_a_truncation_and_a_price_or_the_defaults(tmp_path: Path) -> None:
+    tiers(tmp_path, '[models.m]\ntruncation = "auto"\n[models."n/1".price]\ninput = 1\n')
+    models = load_models(tmp_path / "mulgil.toml")
+    assert {name: model.truncation for name, model in models.items()} == {"m": "auto", "n/1": "disabled"}
+    assert [model.price.input for model in models.values()] == [Decimal(0), Decimal(1)]
+    assert load_models(None) == {}
 
 
 def test_a_file_that_is_given_must_exist(tmp_path: Path) -> None:

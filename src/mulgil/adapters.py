@@ -3,6 +3,7 @@
 import asyncio
 import importlib
 import secrets
+from contextlib import aclosing
 
 from mulgil.admission.store import BudgetStore
 from mulgil.answers.answering import Caching
@@ -17,6 +18,7 @@ from mulgil.engine.base import Engine
 from mulgil.engine.load import Capacity
 from mulgil.engine.simulated import SimulatedEngine
 from mulgil.errors import EngineUnavailableError
+from mulgil.schemas.completions import CompletionRequest
 from mulgil.settings import Settings
 from mulgil.stores.fallback import FallbackStore
 from mulgil.stores.guard import GuardedStore
@@ -154,3 +156,11 @@ async def build_engine(settings: Settings, tracing: Tracing | None = None) -> En
     except ValueError as error:
         raise EngineUnavailableError(str(error)) from error
     return engine
+
+
+async def prove(engine: Engine) -> None:
+    """Have one real token made, with its probability: what an engine does for the first time may take long."""
+    request = CompletionRequest(model="any", prompt="Hello", max_tokens=1, logprobs=1)
+    async with aclosing(engine.generate(await engine.prepare(request, tenant=""))) as snapshots:
+        async for _ in snapshots:
+            pass

@@ -5,7 +5,7 @@ import logging
 import os
 import signal
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from fastapi import FastAPI
@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 
 from mulgil import __version__
-from mulgil.adapters import build_caching, build_engine, build_keys, build_store, with_fallback
+from mulgil.adapters import build_caching, build_engine, build_keys, build_store, prove, with_fallback
 from mulgil.admission.gates import Gates
 from mulgil.admission.lease import Leases
 from mulgil.admission.store import BudgetStore
@@ -63,7 +63,7 @@ from mulgil.settings import Settings, unknown_variables
 from mulgil.stores.guard import GuardedStore
 from mulgil.telemetry import logs
 from mulgil.telemetry.traces import Tracing, build_tracing
-from mulgil.tiers import Tier, load_tiers
+from mulgil.tiers import Tier, load_models, load_tiers
 from mulgil.turns import build_queue
 
 EngineBuilder = Callable[[], Awaitable[Engine]]
@@ -162,7 +162,9 @@ def build(
     )
     tiers = load_tiers(settings.config)
     kept_usage = build_usage(settings, tiers)
-    gates = Gates(tiers, leases, build_queue(settings, supervisor.engine), kept_usage.ledger)
+    gates = Gates(
+        tiers, leases, build_queue(settings, supervisor.engine), kept_usage.ledger, load_models(settings.config)
+    )
     caching = build_caching(settings, settings.fingerprint(__version__))
     gateway = Gateway(
         supervisor.engine,
@@ -184,12 +186,11 @@ def build(
         redoc_url=None,
         redirect_slashes=False,  # a redirect would send the body, and the key, once more
     )
-    tickets = Tickets(ttl=settings.ticket_ttl)
+    registry, lag, tickets = CollectorRegistry(), LoopLag(), Tickets(ttl=settings.ticket_ttl)
     kept = KeptStreams(gateway, tickets, keep_rules(settings))
-    registry, lag = CollectorRegistry(), LoopLag()
     observer = build_observer(settings, tiers, registry, tracing)
-    sources = Sources(settings, observer, supervisor, gateway, caching.cache, kept, embedding, leases, guarded, lag)
-    read_from(registry, sources, __version__)
+    told_by = Sources(settings, observer, supervisor, gateway, caching.cache, kept, embedding, leases, guarded, lag)
+    read_from(registry, told_by, __version__)
     told = registry, tracing, build_metrics_port(settings, registry)
     mulgil = Mulgil(app, supervisor, gateway, answers, kept, embedding, keys, leases, guarded, lag, kept_usage, *told)
     app.state.mulgil = mulgil  # for servers that are only given the application
@@ -289,11 +290,3 @@ async def running(mulgil: Mulgil) -> AsyncGenerator[None]:
         mulgil.usage.ledger.start()
         mulgil.keys.start()
         yield
-
-
-async def prove(engine: Engine) -> None:
-    """Have one real token made, with its probability: what an engine does for the first time may take long."""
-    request = CompletionRequest(model="any", prompt="Hello", max_tokens=1, logprobs=1)
-    async with aclosing(engine.generate(await engine.prepare(request, tenant=""))) as snapshots:
-        async for _ in snapshots:
-            pass

@@ -19,7 +19,7 @@ from mulgil.packaged_model import DemoModelError
 from mulgil.quickstart import completed, snippet
 from mulgil.server import serve
 from mulgil.settings import Settings, problems, unknown_variables
-from mulgil.tiers import load_prices, load_tiers, shown
+from mulgil.tiers import load_models, load_prices, load_tiers, shown
 from mulgil.usage_command import usage
 
 _USAGE = 2
@@ -91,6 +91,8 @@ def check_config(context: typer.Context) -> None:
             for name, value in getattr(settings, group).items()
         }
     report["tiers"] = {name: shown(tier) for name, tier in load_tiers(settings.config).items()}
+    models = load_models(settings.config).items()
+    report["models"] = {name: model.model_dump(exclude={"price"}) for name, model in models}
     report["prices"] = {name: price.model_dump(mode="json") for name, price in load_prices(settings.config).items()}
     typer.echo(orjson.dumps(report, option=orjson.OPT_INDENT_2).decode())
 

@@ -16,6 +16,7 @@ from mulgil.admission.store import Account
 from mulgil.admission.waiting_room import Demand
 from mulgil.auth.keys import Caller
 from mulgil.engine.base import Engine, Prepared, TextRequest
+from mulgil.engine.truncation import decided
 from mulgil.errors import (
     EngineError,
     InternalServerError,
@@ -63,6 +64,7 @@ class Gateway:
         self._fingerprint = fingerprint
         self._rebuilt = rebuilt
         self._ledger = gates.ledger
+        self._models = gates.models
         self._running: dict[str, tuple[Generation, Engine]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._draining = False
@@ -89,7 +91,9 @@ class Gateway:
         tier = await self.check(request, caller)
         engine = await self._engine_for(observed)
         observed.begin("tokenise")
+        request = decided(request, self._models)
         prepared = await engine.prepare(request, tenant=caller.tenant, default_max_tokens=tier.max_tokens)
+        observed.truncated_messages = prepared.dropped_messages
         lease = self._leases.open(Account(caller.tenant, caller.key_id), *limits_of_tier(tier))
         observed.begin("reserve")
         await lease.reserve(Charge(prepared.prompt_tokens, prepared.most_output_tokens))

@@ -38,6 +38,11 @@ class Work(Protocol):
         """Number of choices of all prompts together."""
         ...
 
+    @property
+    def dropped_messages(self) -> int:
+        """How many of a conversation were left out, so that it fits."""
+        ...
+
 
 class Generation:
     """One answer in the making.
@@ -48,6 +53,7 @@ class Generation:
         fingerprint: names the model and the way it is served; the same seed repeats itself under the same one.
         created: Unix time in whole seconds.
         prompt_tokens: exact length of the prompt.
+        dropped_messages: how many the conversation has lost, so that it fits.
         lease: what it may use; open until the generation is closed.
         snapshot: the newest one.
         abandoned: nobody wants the rest.
@@ -66,6 +72,7 @@ class Generation:
         self.lease = lease
         self.created = int(time.time())
         self.prompt_tokens = work.prompt_tokens
+        self.dropped_messages = work.dropped_messages
         self.snapshot = Snapshot((ChoiceSnapshot(),) * work.width)
         self.abandoned = False
         self.free = False

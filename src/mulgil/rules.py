@@ -14,6 +14,7 @@ EXPOSED_HEADERS = (
     "x-should-retry",
     "x-mulgil-stream",
     "x-mulgil-cache",
+    "x-mulgil-truncated-messages",
     "traceparent",
     *(
         f"x-ratelimit-{what}-{budget}"

@@ -1,4 +1,4 @@
-"""`mulgil.toml`: tiers, which are named limits and rights, and what models cost."""
+"""`mulgil.toml`: tiers, which are named limits and rights, and what is said of models."""
 
 import tomllib
 from collections.abc import Mapping
@@ -80,18 +80,26 @@ class Tier(TierLimits):
         return table
 
 
-class _Model(BaseModel):
+class ModelOptions(BaseModel):
+    """What is said of a model, by the name that clients ask for.
+
+    Attributes:
+        price: of its tokens.
+        truncation: what becomes of a conversation that does not fit, where a request does not say.
+    """
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     price: Price = Price()
     cache: bool = Field(default=False, strict=True)
+    truncation: Literal["auto", "disabled"] = "disabled"
 
 
 class _File(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     tiers: dict[TierName, Tier] = Field(default_factory=dict)
-    models: dict[str, _Model] = Field(default_factory=dict)
+    models: dict[str, ModelOptions] = Field(default_factory=dict)
 
 
 def load_tiers(path: Path | None) -> Mapping[str, Tier]:
@@ -103,13 +111,22 @@ def load_tiers(path: Path | None) -> Mapping[str, Tier]:
     return {DEFAULT: Tier(), **_read(path).tiers}
 
 
+def load_models(path: Path | None) -> Mapping[str, ModelOptions]:
+    """What *path* says of models, by name.
+
+    Raises:
+        ValueError: as `load_tiers`.
+    """
+    return _read(path).models
+
+
 def load_prices(path: Path | None) -> Prices:
     """The prices of the models that *path* names.
 
     Raises:
         ValueError: as `load_tiers`.
     """
-    return {name: model.price for name, model in _read(path).models.items()}
+    return {name: model.price for name, model in load_models(path).items()}
 
 
 def load_cached_models(path: Path | None) -> frozenset[str]:

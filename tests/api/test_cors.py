@@ -106,6 +106,7 @@ async def test_a_page_can_read_every_answer_and_the_headers_that_matter(
     assert answer.headers["vary"] == "Origin"
     exposed = set(answer.headers["access-control-expose-headers"].split(", "))
     assert exposed >= {"x-request-id", "retry-after", "retry-after-ms", "x-should-retry", "openai-processing-ms"}
+    assert "x-mulgil-truncated-messages" in exposed
 
 
 @pytest.mark.parametrize("path", ["/nowhere", CHAT])

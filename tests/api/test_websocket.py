@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import KEY, Server, eventually, script, serving, settings
+from harness import KEY, MODEL, UNLIMITED, Server, eventually, script, serving, settings
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
@@ -261,3 +261,20 @@ async def test_a_large_message_is_checked_as_any_other(shared: Server) -> None:
         wrong = await turn(connection, id="large", content=[{"type": "text", "text": "a"}] * 3_000 + [1])
         assert (wrong[-1]["id"], wrong[-1]["error"]["param"]) == ("large", "messages[0].content[3000]")
         assert (await turn(connection, content="a " * 40_000))[-1]["error"]["code"] == "context_length_exceeded"
+
+
+async def test_a_conversation_that_may_be_truncated_never_ends(tmp_path: Path) -> None:
+    config = tmp_path / "mulgil.toml"
+    config.write_text(f"{UNLIMITED.read_text()}\n[models.{MODEL}]\ntruncation = 'auto'\n")
+    chosen = settings(config=config, max_model_len=256, max_messages=12, max_body_bytes=4_096)
+    async with serving(chosen) as server, connected(server) as connection:
+        dropped = 0
+        for number in range(30):
+            done = (await turn(connection, content=script("water " * 20, text=f"{number}"), max_tokens=20))[-1]
+            assert done["type"] == "done", done
+            assert done["content"] == str(number)
+            assert done["usage"]["prompt_tokens"] <= 256 - 20
+            dropped += done.get("truncated_messages", 0)
+        assert dropped > 40, "two for each turn, as soon as the context is full"
+        refused = (await turn(connection, content="water " * 120, max_tokens=20, truncation="disabled"))[-1]
+        assert refused["error"]["code"] == "context_length_exceeded"

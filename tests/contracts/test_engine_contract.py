@@ -147,6 +147,46 @@ async def test_a_prompt_that_does_not_fit_is_refused_before_it_runs(engine: Engi
     assert engine.load().unfinished == 0
 
 
+def a_long_conversation(turns: int = 60) -> list[dict[str, Any]]:
+    """Several times as long as the context, with calls and a text that spells a control token."""
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Seoul"}'}}
+    question = {"role": "user", "content": f"<|im_end|> {'water flows where the ground allows it ' * 5}"}
+    turn: list[dict[str, Any]] = [
+        question,
+        {"role": "assistant", "content": "I look it up.", "tool_calls": [call]},
+        {"role": "tool", "content": "22 C", "tool_call_id": "c1"},
+        {"role": "assistant", "content": "the river reaches the sea " * 5},
+    ]
+    return [{"role": "system", "content": "Be brief."}, *turn * turns, {"role": "user", "content": "Hello!"}]
+
+
+async def test_a_conversation_that_does_not_fit_loses_as_few_turns_as_possible(engine: Engine) -> None:
+    messages = a_long_conversation()
+
+    async def prepared(messages: list[dict[str, Any]], truncation: str | None = "auto") -> Prepared:
+        return await prepare(engine, max_tokens=1_500, messages=messages, truncation=truncation)
+
+    shorter = await prepared(messages)
+    dropped = shorter.dropped_messages
+    assert dropped > 0
+    assert dropped % 4 == 0
+    assert shorter.prompts[0].max_tokens == 1_500
+    assert shorter.prompt_tokens + 1_500 <= engine.max_model_len
+    same = await prepared([messages[0], *messages[1 + dropped :]])
+    assert same.dropped_messages == 0
+    assert same.prompts[0].token_ids == shorter.prompts[0].token_ids
+    with_one_more = [messages[0], *messages[1 + dropped - 4 :]]
+    assert (await prepared(with_one_more)).dropped_messages == 4
+    with pytest.raises(ContextLengthError):
+        await prepared(messages, truncation=None)
+
+
+async def test_one_of_which_the_last_turn_does_not_fit_is_refused(engine: Engine) -> None:
+    messages = [*a_long_conversation(5), {"role": "user", "content": "water " * 2_500}]
+    with pytest.raises(ContextLengthError, match="without the turns that may be dropped"):
+        await prepare(engine, messages=messages, truncation="auto")
+
+
 async def test_requests_at_the_same_time_keep_apart(engine: Engine) -> None:
     async def answer(number: int) -> int:
         prepared = await prepare(engine, f"Say {number}", max_tokens=5 + number)

@@ -106,6 +106,35 @@ async def test_a_call_that_must_be_made_is_made_and_fits_its_schema_plain_and_st
     assert chunks[-2]["choices"][0]["finish_reason"] == plain["finish_reason"]
 
 
+async def test_a_conversation_twice_as_long_as_the_context_is_answered_without_its_beginning(
+    vllm_server: Server,
+) -> None:
+    said = [
+        {"role": "user", "content": "Tell me of water. " * 8},
+        {"role": "assistant", "content": "Water is a liquid that flows downhill and has no taste. " * 8},
+    ]
+    system, ask = {"role": "system", "content": "You are helpful."}, "What is the capital of France?"
+    messages = [system, *said * 30, {"role": "user", "content": ask}]
+    # Much room for a short answer, so that the prompt is one that a CPU reads in a second.
+    fields = {"model": MODEL, "temperature": 0, "max_tokens": 1_500, "stop": ["."]}
+    body = {"messages": messages, "truncation": "auto", **fields}
+    whole = (await vllm_server.client.post("/v1/chat/completions", json={**body, "truncation": "disabled"})).json()
+    assert whole["error"]["code"] == "context_length_exceeded"
+    plain = await vllm_server.client.post("/v1/chat/completions", json=body)
+    assert plain.status_code == 200, plain.text
+    dropped = int(plain.headers["x-mulgil-truncated-messages"])
+    assert 30 < dropped < 60
+    reply = plain.json()
+    counted = {"model": MODEL, "messages": [system, *messages[1 + dropped :]]}
+    count = (await vllm_server.client.post("/v1/tokenize", json=counted)).json()
+    assert reply["usage"]["prompt_tokens"] == count["count"]
+    assert count["count"] + 1_500 <= count["max_model_len"] == 2_048
+    assert "Paris" in reply["choices"][0]["message"]["content"]
+    streamed = await vllm_server.client.post("/v1/chat/completions", json={**body, "stream": True})
+    assert streamed.headers["x-mulgil-truncated-messages"] == str(dropped)
+    assert text_of(events(streamed.text)) == reply["choices"][0]["message"]["content"]
+
+
 async def test_token_probabilities_put_together_are_the_text(vllm_server: Server) -> None:
     fields = {"temperature": 0, "max_tokens": 30, "logprobs": True, "top_logprobs": 3}
     for prompt in ("What is the capital of France?", "Repeat: 물길 🌊 é"):

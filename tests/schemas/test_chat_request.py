@@ -166,6 +166,8 @@ DEEPER: list[tuple[dict[str, Any], str, str, str]] = [
     (conversation({"role": "assistant", "tool_calls": []}), "messages[0].content", "missing_required_parameter", ""),
     (conversation(user(5)), "messages[0].content", "invalid_type", "a string or an array of content parts"),
     (conversation(user({"type": "text"})), "messages[0].content", "invalid_type", "a string or an array"),
+    (chat_body(truncation="always"), "truncation", "invalid_value", "'always' is not one of 'auto' or 'disabled'"),
+    (chat_body(truncation=True), "truncation", "invalid_type", "but got a boolean instead"),
     (conversation(user([])), "messages[0].content", "array_below_min_length", "at least 1 entries"),
     (conversation(user(["x"])), "messages[0].content[0]", "invalid_type", "expected an object, but got a string"),
     (

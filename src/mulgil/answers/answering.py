@@ -157,7 +157,7 @@ class Answers:
         try:
             generation = await flight.landed()
             if generation is not None and is_whole(generation.snapshot):
-                await self._cache.keep(key, generation.prompt_tokens, generation.snapshot)
+                await self._cache.keep(key, generation.prompt_tokens, generation.snapshot, generation.dropped_messages)
         finally:
             if self._flights.get(key) is flight:
                 del self._flights[key]
@@ -185,7 +185,7 @@ class Answers:
             if lease is not None:
                 self._spawn(lease.settle(refund=True))
             raise
-        work = Told(leading.prompt_tokens, len(leading.snapshot.choices))
+        work = Told(leading.prompt_tokens, len(leading.snapshot.choices), leading.dropped_messages)
         generation = Generation(work, lease, model=asked.request.model, fingerprint=leading.fingerprint)
         self._as_hit(generation, asked)
         asked.observed.generates("first_token")
@@ -224,7 +224,7 @@ class Answers:
     async def _tell(self, entry: Entry, asked: _Asked) -> Generation:
         """The answer that was kept."""
         lease = await self._lease(asked)
-        work = Told(entry.prompt_tokens, len(entry.choices))
+        work = Told(entry.prompt_tokens, len(entry.choices), entry.dropped_messages)
         generation = ToldAgain(work, lease, model=asked.request.model, fingerprint=self._keys.fingerprint)
         generation.snapshot = entry.snapshot
         self._as_hit(generation, asked)

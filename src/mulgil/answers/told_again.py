@@ -19,11 +19,13 @@ class Told:
     Attributes:
         prompt_tokens: length of its prompts.
         width: number of its choices.
+        dropped_messages: how many of the conversation were left out, so that it fitted.
         id: random; of this telling alone.
     """
 
     prompt_tokens: int
     width: int
+    dropped_messages: int = 0
     id: str = field(default_factory=lambda: f"told-{secrets.token_hex(12)}")
 
 

@@ -12,7 +12,7 @@ from mulgil.api.body import BodyRules, read_checked, validated
 from mulgil.api.chat_stream import frames, heartbeat
 from mulgil.api.context import caller_of, observed_of
 from mulgil.api.disconnect import unless_gone
-from mulgil.api.generations import Telling, public_id, reply, told_logprobs, usage
+from mulgil.api.generations import Telling, headers_of, public_id, reply, told_logprobs, usage
 from mulgil.api.openapi import documented
 from mulgil.api.sse import Events, EventStream, Silence
 from mulgil.engine.base import ChoiceSnapshot, Snapshot
@@ -94,7 +94,7 @@ def kept_stream(streams: KeptStreams, kept: KeptStream, silence: Silence, *, wit
     generation, asked = kept.generation, kept.request
     told = frames(generation, asked, with_ids=with_ids)
     events = Events(told, streams.join(kept), partial(heartbeat, generation, asked), has_ids=with_ids)
-    return EventStream(events, silence, headers=generation.lease.headers() | {"x-mulgil-stream": kept.id})
+    return EventStream(events, silence, headers=headers_of(generation) | {"x-mulgil-stream": kept.id})
 
 
 def _completion(generation: Generation, snapshot: Snapshot, asked: ChatCompletionRequest) -> ChatCompletion:

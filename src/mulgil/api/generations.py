@@ -53,12 +53,12 @@ async def reply(request: Request, answers: Answers, asked: TextRequest, telling:
 
     if asked.stream:
         events = Events(telling.frames(generation), abandon, partial(telling.heartbeat, generation))
-        return EventStream(events, silence, headers=_headers(generation))
+        return EventStream(events, silence, headers=headers_of(generation))
     try:
         snapshot = await unless_gone(request.receive, generation.finished())
     finally:
         abandon()
-    return JSONBody(telling.body(generation, snapshot), headers=_headers(generation))
+    return JSONBody(telling.body(generation, snapshot), headers=headers_of(generation))
 
 
 def _control(request: Request) -> CacheControl:
@@ -66,9 +66,14 @@ def _control(request: Request) -> CacheControl:
     return cache_control(",".join(sent)) if sent else ANY
 
 
-def _headers(generation: Generation) -> dict[str, str]:
-    cache = generation.observed.cache
-    return generation.lease.headers() | ({"x-mulgil-cache": cache} if cache else {})
+def headers_of(generation: Generation) -> dict[str, str]:
+    """What the headers of an answer tell: its budgets, how many messages the conversation has lost, and the cache."""
+    dropped, cache = generation.dropped_messages, generation.observed.cache
+    return (
+        generation.lease.headers()
+        | ({"x-mulgil-truncated-messages": str(dropped)} if dropped else {})
+        | ({"x-mulgil-cache": cache} if cache else {})
+    )
 
 
 def usage(generation: Generation, snapshot: Snapshot) -> Usage:

@@ -14,6 +14,7 @@ from mulgil.api.chat_stream import frames, heartbeat, last_id
 from mulgil.api.context import caller_of, context_of, observed_of
 from mulgil.api.disconnect import unless_gone
 from mulgil.api.errors import JSONBody, error_frame
+from mulgil.api.generations import headers_of
 from mulgil.api.openapi import documented
 from mulgil.api.sse import Events, EventStream, Silence
 from mulgil.auth.tickets import Tickets
@@ -55,7 +56,7 @@ def routes(streams: KeptStreams, tickets: Tickets, rules: BodyRules, silence: Si
             ticket=ticket,
             expires_at=int(use_by),
         )
-        return JSONBody(told.model_dump(), status_code=201, headers=generation.lease.headers())
+        return JSONBody(told.model_dump(), status_code=201, headers=headers_of(generation))
 
     @router.get(
         "/v1/streams/{stream_id}",
@@ -110,7 +111,7 @@ def _read(request: Request, kept: KeptStream, streams: KeptStreams, silence: Sil
         has_ids=True,
         last=lambda error: _end(kept, error),
     )
-    return EventStream(events, silence, headers=generation.lease.headers() | _PRIVATE)
+    return EventStream(events, silence, headers=headers_of(generation) | _PRIVATE)
 
 
 def _question(request: Request, streams: KeptStreams) -> ChatCompletionRequest:

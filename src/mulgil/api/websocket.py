@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,6 +18,7 @@ from mulgil.api.errors import envelope
 from mulgil.api.generations import usage
 from mulgil.api.websocket_door import refuse, spoken
 from mulgil.auth.keys import Caller
+from mulgil.engine.truncation import kept
 from mulgil.errors import (
     InternalServerError,
     InvalidFieldError,
@@ -164,6 +166,8 @@ class _Conversation:
         try:
             self._generation = generation = await self._gateway.start(asked, self._caller, observed=observed)
             observed.answers(200)
+            if generation.dropped_messages:
+                self._forget(asked, generation.dropped_messages)
             try:
                 await self._follow(generation, turn)
             finally:
@@ -185,6 +189,11 @@ class _Conversation:
             self._generation = None
             observed.status = observed.status or _CLIENT_GONE
             observed.answered()
+
+    def _forget(self, asked: ChatCompletionRequest, dropped: int) -> None:
+        """What does not fit any more is not sent again: the conversation would end at the bounds of a body."""
+        self._history = list(compress(self._history, kept(asked.messages, dropped)))
+        self._size = len(orjson.dumps(self._history))
 
     async def _follow(self, generation: Generation, turn: str | None) -> None:
         told = thought = ""
@@ -215,6 +224,7 @@ class _Conversation:
             finish_reason="cancelled" if self._cancelled else choice.finish_reason,
             usage=usage(generation, snapshot).model_dump(),
             **({"tool_calls": calls} if calls else {}),
+            **({"truncated_messages": generation.dropped_messages} if generation.dropped_messages else {}),
         )
 
     async def _fail(self, error: MulgilError, turn: str | None, observed: Observation) -> None:

@@ -16,6 +16,7 @@ class Entry(BaseModel):
         made_at: when its generation ended, in Unix time.
         prompt_tokens: exact length of the prompt.
         choices: as they were at the end.
+        dropped_messages: how many of the conversation were left out, so that it fitted.
     """
 
     model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
@@ -23,6 +24,7 @@ class Entry(BaseModel):
     made_at: float
     prompt_tokens: int
     choices: tuple[ChoiceSnapshot, ...]
+    dropped_messages: int = 0
 
     @property
     def snapshot(self) -> Snapshot:

@@ -85,11 +85,16 @@ class ResponseCache:
         age = max(0.0, self._now() - entry.made_at)
         return entry if age <= self._rules.ttl and control.takes(age) else None
 
-    async def keep(self, key: str, prompt_tokens: int, snapshot: Snapshot) -> None:
-        """Keep the whole answer *snapshot* to a prompt of so many tokens."""
+    async def keep(self, key: str, prompt_tokens: int, snapshot: Snapshot, dropped_messages: int = 0) -> None:
+        """Keep the whole answer *snapshot* to a prompt of so many tokens, which a conversation was shortened to."""
         if time.monotonic() < self._away_until:
             return
-        entry = Entry(made_at=self._now(), prompt_tokens=prompt_tokens, choices=snapshot.choices)
+        entry = Entry(
+            made_at=self._now(),
+            prompt_tokens=prompt_tokens,
+            choices=snapshot.choices,
+            dropped_messages=dropped_messages,
+        )
         size = sum(len(choice.text) + 100 * len(choice.logprobs) for choice in snapshot.choices)
         value = await self._aside.run(lambda: sealed(entry, key, self._seal), size=size)
         if len(value) > self._rules.most_bytes:

@@ -114,6 +114,7 @@ class Prepared:
         prompts: one for a chat, one or more for completions.
         choices: number of choices of each prompt.
         payload: what the adapter that prepared it needs again; opaque to everyone else.
+        dropped_messages: how many of a conversation were left out, so that it fits.
         priority: among those that wait inside the engine the lower one comes first.
         trace_headers: by which the engine may add to the trace of the request; None without one.
     """
@@ -122,6 +123,7 @@ class Prepared:
     prompts: tuple[Prompt, ...]
     choices: int
     payload: object
+    dropped_messages: int = 0
     priority: int = 0
     trace_headers: Mapping[str, str] | None = None
 
@@ -175,7 +177,7 @@ class Engine(Protocol):
         ...
 
     async def prepare(self, request: TextRequest, *, tenant: str, default_max_tokens: int | None = None) -> Prepared:
-        """Render and tokenise.
+        """Render and tokenise. A chat whose `truncation` is `auto` loses its oldest turns until it fits.
 
         Args:
             request: what to answer.
@@ -183,7 +185,7 @@ class Engine(Protocol):
             default_max_tokens: longest answer where the request sets none; None is the engine's own.
 
         Raises:
-            ContextLengthError: the prompt leaves no room for an answer.
+            ContextLengthError: the prompt leaves no room for an answer, or not the room that was asked for.
             MulgilError: the request cannot be served, for a reason that is the client's to mend.
         """
         ...

@@ -10,7 +10,7 @@ import asyncio
 import codecs
 import secrets
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
 
@@ -29,6 +29,7 @@ from mulgil.engine.load import UNBOUNDED, Capacity, Load
 from mulgil.engine.simulated_answers import Script, answer
 from mulgil.engine.simulated_tokens import VOCABULARY, encode, encode_message, token_bytes
 from mulgil.engine.simulated_voice import Voice
+from mulgil.engine.truncation import fitted, room_for_answer
 from mulgil.errors import ContextLengthError, EngineError, EngineUnavailableError, InvalidFieldError
 from mulgil.schemas.chat import ChatCompletionRequest
 from mulgil.schemas.tokenize import TokenizeRequest
@@ -91,21 +92,29 @@ class SimulatedEngine:
         self._die()
 
     async def prepare(self, request: TextRequest, *, tenant: str, default_max_tokens: int | None = None) -> Prepared:
-        size = request.weight * request.choices
-        return await self._aside.run(lambda: self._prepared(request, default_max_tokens), size=size)
+        wanted = longest_answer(request, default_max_tokens, self._default_max_tokens)
 
-    def _prepared(self, request: TextRequest, default_max_tokens: int | None) -> Prepared:
+        async def render(asked: TextRequest, free: int) -> Prepared:
+            size = asked.weight * asked.choices
+            return await self._aside.run(lambda: self._prepared(asked, wanted, free), size=size)
+
+        if not isinstance(request, ChatCompletionRequest):
+            return await render(request, 1)
+        room = room_for_answer(request, wanted, self._max_model_len)
+        prepared, dropped = await fitted(request, room, render)
+        return replace(prepared, dropped_messages=dropped)
+
+    def _prepared(self, request: TextRequest, wanted: int, free: int) -> Prepared:
         _check_token_ids(request)
         script = self._script(request)
         if isinstance(request, ChatCompletionRequest):
             param, tokenised = "messages", [_encoded(request)]
         else:
             param, tokenised = "prompt", [_ids_of(prompt) for prompt in request.prompts]
-        wanted = longest_answer(request, default_max_tokens, self._default_max_tokens)
         prompts, voices = [], []
         for ids in tokenised:
             room = self._max_model_len - len(ids)
-            if room < 1:
+            if room < free:
                 raise ContextLengthError(limit=self._max_model_len, prompt_tokens=len(ids), param=param)
             prompt = Prompt(ids, min(wanted, room))
             prompts.append(prompt)

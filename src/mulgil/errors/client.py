@@ -29,13 +29,25 @@ class ContextLengthError(BadRequestError):
     code = "context_length_exceeded"
 
     def __init__(self, *, limit: int, prompt_tokens: int, at_least: bool = False, param: str = "messages") -> None:
+        self._limit = limit
+        self._count = f"{'at least ' if at_least else ''}{prompt_tokens} tokens"
         field = param.partition("[")[0]
         # LangChain and LiteLLM recognise an overflow by this sentence, not by the code.
         super().__init__(
             f"Input tokens exceed the configured limit of {limit} tokens. Your {field} resulted in "
-            f"{'at least ' if at_least else ''}{prompt_tokens} tokens. Please reduce the length of the {field}.",
+            f"{self._count}. Please reduce the length of the {field}.",
             param=param,
         )
+
+    def however_short(self, kept_free: int) -> "ContextLengthError":
+        """The same of a conversation that has lost all turns that may be dropped, with *kept_free* for its answer."""
+        free = f", of which 'max_tokens' asks for {kept_free}" if kept_free > 1 else ""
+        self.message = (
+            f"Input tokens exceed the configured limit of {self._limit} tokens{free}. Your messages resulted in "
+            f"{self._count}, without the turns that may be dropped. Please reduce the length of the messages."
+        )
+        self.args = (self.message,)
+        return self
 
 
 class UnsupportedParameterError(BadRequestError):

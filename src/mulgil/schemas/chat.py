@@ -48,6 +48,7 @@ _INSTEAD = {
     "guided_grammar": "Use 'structured_outputs'.",
     "guided_json": "Use 'response_format' or 'structured_outputs'.",
     "guided_regex": "Use 'structured_outputs'.",
+    "truncate_prompt_tokens": "Use 'truncation'.",
 }
 
 # Accepted, and without an effect on the answer that its reader could miss.
@@ -82,6 +83,8 @@ class ChatCompletionRequest(SamplingFields, ToolFields):
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     """And so many of the likeliest tokens in its place."""
     response_format: ResponseFormat | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    """`auto`: a conversation that does not fit loses its oldest turns (docs/context.md). Default: the model's."""
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     """Passed to the chat template; without an effect where it does not know it."""
     chat_template_kwargs: dict[str, TemplateOption] | None = None

@@ -242,7 +242,7 @@ class LimitSettings(Group):
     """Budgets, and the store they are kept in."""
 
     config: Path | None = None
-    """The file with the tiers, `mulgil.toml`. Default: one tier, `default`, with the built-in limits."""
+    """The file with the tiers and models, `mulgil.toml`. Default: one tier, `default`, with the built-in limits."""
     redis_url: SecretStr | None = None
     """Redis or Valkey that all gateways share: budgets, and keys. Default: budgets live in the process."""
     store_timeout: float = Field(default=0.4, gt=0, le=5)

@@ -59,6 +59,7 @@ def fields_of(observed: Observation) -> dict[str, Any]:
         "prompt_tokens": used.prompt if used else None,
         "cached_tokens": used.cached if used else None,
         "completion_tokens": used.completion if used else None,
+        "truncated_messages": observed.truncated_messages or None,
         "ttft_ms": None if first is None else _milliseconds(first),
         "finish": used.finish if used else None,
         "cache": observed.cache,

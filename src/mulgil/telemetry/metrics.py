@@ -54,6 +54,8 @@ class RequestMetrics:
         self._gap = self._histogram(names.TOKEN_SECONDS)
         self._queue = self._histogram(names.QUEUE_SECONDS)
         self._tokenise = self._histogram(names.TOKENISE_SECONDS)
+        self._truncated = self._counter(names.TRUNCATED)
+        self._truncated_messages = self._counter(names.TRUNCATED_MESSAGES)
         self._store = self._histogram(names.STORE_SECONDS)
         self._hang_ups = self._counter(names.HANG_UPS)
         self._cache = self._counter(names.CACHE)
@@ -69,6 +71,9 @@ class RequestMetrics:
             self._seconds.of(route, answer[0]).observe(observed.ended - observed.began, exemplar)
         if observed.hung_up:
             self._hang_ups.of(route).inc()
+        if observed.truncated_messages:
+            self._truncated.of(*answer).inc(exemplar=exemplar)
+            self._truncated_messages.of(*answer).inc(observed.truncated_messages)
         if observed.operation is not None:
             self._count_stages(observed, answer, exemplar)
             self._count_tokens(observed.used, answer)

@@ -79,6 +79,10 @@ QUEUE_SECONDS = Metric(
 TOKENISE_SECONDS = Metric(
     "mulgil_tokenise_seconds", "histogram", "Rendering the prompt and counting its tokens.", ("model",), _SHORT
 )
+TRUNCATED = Metric(
+    "mulgil_truncated_conversations", "counter", "Conversations that lost messages so that they fit.", _OF_ANSWER
+)
+TRUNCATED_MESSAGES = Metric("mulgil_truncated_messages", "counter", "Messages that they lost.", _OF_ANSWER)
 STORE_SECONDS = Metric(
     "mulgil_budget_store_seconds", "histogram", "One step in the budget store, as a request waits for it.",
     ("step",), _STEPS,
@@ -148,8 +152,8 @@ METRICS = tuple(metric for metric in list(globals().values()) if isinstance(metr
 
 ACCESS_FIELDS = (
     "request_id", "client_request_id", "trace_id", "method", "path", "route", "status", "error", "duration_ms",
-    "tenant", "key", "key_prefix", "tier", "model", "prompt_tokens", "cached_tokens", "completion_tokens", "ttft_ms",
-    "finish", "cache", "hung_up", "retry_count",
+    "tenant", "key", "key_prefix", "tier", "model", "prompt_tokens", "cached_tokens", "completion_tokens",
+    "truncated_messages", "ttft_ms", "finish", "cache", "hung_up", "retry_count",
 )  # fmt: skip
 """Fields of the access line; those that do not apply are left out."""
 
@@ -161,6 +165,6 @@ SPAN_ATTRIBUTES = (
     "gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model", "gen_ai.response.model",
     "gen_ai.response.finish_reasons", "gen_ai.response.time_to_first_chunk", "gen_ai.usage.input_tokens",
     "gen_ai.usage.cache_read.input_tokens", "gen_ai.usage.output_tokens", "mulgil.request.id", "mulgil.tenant",
-    "mulgil.key", "mulgil.tier", "mulgil.cache", "mulgil.hung_up",
+    "mulgil.key", "mulgil.tier", "mulgil.cache", "mulgil.truncated_messages", "mulgil.hung_up",
 )  # fmt: skip
 """Attributes of the span of a request."""

@@ -76,6 +76,7 @@ class Observation:
         tenant, key, key_prefix, tier: who asks.
         operation: `chat`, `text_completion` or `embeddings`.
         model: that was asked for.
+        truncated_messages: how many the conversation has lost, so that it fits.
         status: of the response; of a turn the one that it would have had.
         error: code or type of what it failed with.
         hung_up: the client left before the answer was whole.
@@ -102,6 +103,7 @@ class Observation:
     tier: str | None = None
     operation: str | None = None
     model: str | None = None
+    truncated_messages: int = 0
     status: int = 0
     error: str | None = None
     hung_up: bool = False

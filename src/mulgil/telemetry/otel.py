@@ -112,6 +112,7 @@ def _attributes(observed: Observation) -> Mapping[str, Any]:
         "mulgil.key": observed.key,
         "mulgil.tier": observed.tier,
         "mulgil.cache": observed.cache,
+        "mulgil.truncated_messages": observed.truncated_messages or None,
         "mulgil.hung_up": observed.hung_up or None,
     }
     if observed.operation is not None:

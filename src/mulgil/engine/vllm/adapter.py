@@ -14,6 +14,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from mulgil.engine.base import ChoiceSnapshot, Prepared, Prompt, Snapshot, TextRequest, longest_answer
 from mulgil.engine.leftovers import RunFile
 from mulgil.engine.load import UNBOUNDED, Capacity, Load
+from mulgil.engine.truncation import fitted, room_for_answer
 from mulgil.engine.vllm.arguments import SHUTDOWN_TIMEOUT, engine_args
 from mulgil.engine.vllm.errors import translated, unavailable
 from mulgil.engine.vllm.hosting import Deadline, HostedLLM
@@ -109,13 +110,17 @@ class VLLMEngine:
         self._hosted.living()
         self._prompts.check_ids(request)
         prepared_id = f"mg-{secrets.token_hex(12)}"
+        wanted = longest_answer(request, default_max_tokens, self._settings.default_max_tokens)
         with translated():
             if isinstance(request, ChatCompletionRequest):
                 self._parsers.check(request)
-                inputs = [await self._prompts.chat(request, tenant=tenant)]
+                room = room_for_answer(request, wanted, self.max_model_len)
+                rendered, dropped = await fitted(
+                    request, room, lambda asked, free: self._prompts.chat(asked, tenant=tenant, free=free)
+                )
+                inputs = [rendered]
             else:
-                inputs = await self._prompts.texts(request.prompts, tenant=tenant)
-            wanted = longest_answer(request, default_max_tokens, self._settings.default_max_tokens)
+                inputs, dropped = await self._prompts.texts(request.prompts, tenant=tenant), 0
             strands = [
                 Strand(
                     f"{prepared_id}-{index}",
@@ -132,6 +137,7 @@ class VLLMEngine:
             prompts=tuple(Prompt(strand.prompt_token_ids, strand.max_tokens) for strand in strands),
             choices=request.choices,
             payload=strands,
+            dropped_messages=dropped,
         )
 
     async def tokenize(self, request: TokenizeRequest) -> list[int]:

@@ -21,6 +21,7 @@ from mulgil.schemas.tokenize import TokenizeRequest
 
 _AT_ONCE = 4 * 1024  # characters, which take template and tokenizer less than 2 ms
 _LONGEST_CHARACTER = 4  # bytes, hence tokens
+_WITH_MARKS = 24  # times as many tokens, at most: a mark has 22 bytes, and between two of them there is text
 _TAG = re.compile(r"</?\w+>")
 _TEMPLATE_OPTIONS = {"tokenize": False, "add_generation_prompt": True, "continue_final_message": False}
 
@@ -54,26 +55,27 @@ class PromptRenderer:
     def _limit(self) -> int:
         return int(self._llm.model_config.max_model_len)
 
-    async def chat(self, request: ChatCompletionRequest, *, tenant: str) -> dict[str, Any]:
+    async def chat(self, request: ChatCompletionRequest, *, tenant: str, free: int = 1) -> dict[str, Any]:
         """The engine input for a conversation, by the chat template.
 
         Text that spells a control token of the model is tokenised as the text it is: no message can
         forge the end of its turn, and nothing of the conversation is changed or lost.
 
         Raises:
-            ContextLengthError: no room is left for an answer.
+            ContextLengthError: fewer than *free* tokens are left for an answer.
             VLLMValidationError: the template refuses the conversation.
         """
         mark = f"\ue000{secrets.token_hex(8)}\ue001"
         messages, options, forged = await self._aside.run(lambda: self._marked(request, mark), size=request.weight)
         try:
-            rendered = await self._rendered(messages, options, tenant=tenant, size=request.weight)
+            most = self._limit * (_WITH_MARKS if forged else 1)
+            rendered = await self._rendered(messages, options, tenant=tenant, size=request.weight, most=most)
         except VLLMValidationError as error:
             raise self._overflow(error, "messages") from error
         if forged:
             ids = await asyncio.to_thread(self._tokenised_apart, rendered["prompt"].split(mark))
             rendered = tokens_input(ids, prompt=rendered["prompt"].replace(mark, ""), cache_salt=rendered["cache_salt"])
-        self._check_room(rendered, "messages")
+        self._check_room(rendered, "messages", free)
         return dict(rendered)
 
     async def texts(self, prompts: Sequence[str | list[int]], *, tenant: str) -> list[dict[str, Any]]:
@@ -164,13 +166,13 @@ class PromptRenderer:
         return marked, marked_options, marked != messages or marked_options != options
 
     async def _rendered(
-        self, messages: list[dict[str, Any]], options: dict[str, Any], *, tenant: str, size: int
+        self, messages: list[dict[str, Any]], options: dict[str, Any], *, tenant: str, size: int, most: int
     ) -> Any:
         renderer = self._llm.renderer
         asked = (
             [messages],
             ChatParams(chat_template=self._template, chat_template_kwargs={**options, **_TEMPLATE_OPTIONS}),
-            TokenizeParams(max_total_tokens=self._limit, add_special_tokens=False),
+            TokenizeParams(max_total_tokens=most, add_special_tokens=False),
         )
         extras = {"cache_salt": self._cache_salt(tenant)}
         if size <= _AT_ONCE or self._aside.takes(size):
@@ -209,8 +211,8 @@ class PromptRenderer:
     def _tokenised_apart(self, pieces: list[str]) -> list[int]:
         return [token for piece in pieces for token in self.tokenizer.encode(piece, add_special_tokens=False)]
 
-    def _check_room(self, rendered: Any, param: str) -> None:
-        if (count := len(rendered["prompt_token_ids"])) >= self._limit:
+    def _check_room(self, rendered: Any, param: str, free: int = 1) -> None:
+        if (count := len(rendered["prompt_token_ids"])) + free > self._limit:
             raise ContextLengthError(limit=self._limit, prompt_tokens=count, param=param)
 
     def _overflow(self, error: VLLMValidationError, param: str) -> Exception:
