@@ -70,7 +70,7 @@ class GatewayProcess:
 
     def children(self, name: str = "") -> list[psutil.Process]:
         """Its processes with *name* in their title, theirs included."""
-        return [child for child in self.seen.children(recursive=True) if name in " ".join(child.cmdline())]
+        return [child for child in self.seen.children(recursive=True) if name in _title(child)]
 
     def signal(self, number: signal.Signals) -> None:
         self.popen.send_signal(number)
@@ -87,6 +87,14 @@ class GatewayProcess:
         for child in family:
             if child.is_running():
                 child.kill()
+
+
+def _title(process: psutil.Process) -> str:
+    """Nothing of one that has just ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
 
 
 @asynccontextmanager

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from harness import MODEL, Server, chat_body, eventually, script
+from harness import MODEL, Server, chat_body, eventually, script, settings
 
 from mulgil.errors import EngineError, EngineUnavailableError, MulgilError, OverloadedError
 from mulgil.schemas.chat import ChatCompletionRequest
@@ -54,6 +54,24 @@ def test_each_translation_is_an_error_of_ours_with_the_right_status() -> None:
     unknown = raised(KeyError("a secret"))
     assert isinstance(unknown, EngineError)
     assert "secret" not in unknown.message
+
+
+@pytest.mark.parametrize(
+    ("streamed", "taken_apart", "seconds"),
+    [(True, False, 0.02), (True, True, 0.0), (False, False, 0.25)],
+    ids=["a stream", "one that a parser takes apart", "a plain reply"],
+)
+def test_how_long_outputs_are_gathered_is_as_the_settings_say(
+    streamed: bool, taken_apart: bool, seconds: float
+) -> None:
+    from mulgil.engine.vllm.adapter import VLLMEngine  # noqa: PLC0415 - imports vLLM
+
+    chosen = settings(engine="vllm", model="any", chunk_interval=0.02, stream_events_per_second=100)
+    engine, strand = VLLMEngine(chosen), SimpleNamespace(streamed=streamed, taken_apart=taken_apart)
+    interval = engine._interval(strand)  # type: ignore[arg-type]  # all that it looks at
+    assert interval() == seconds
+    engine._pace.streams = 5
+    assert interval() == (0.05 if seconds == 0.02 else seconds)
 
 
 def test_an_unknown_engine_argument_is_refused() -> None:

@@ -125,4 +125,5 @@ async def test_it_is_noticed_told_charged_to_the_token_and_mended(
             await stage.answers_again(within=5)
             assert processes(stage) == family
             memory.append(stage.gateway.seen.memory_info().rss / 1e6)
-        assert memory[-1] - memory[0] < 40, f"it grew with each engine: {memory}"
+        # From the second on: what the allocator keeps for good has settled then. A leak is 40 MB each time.
+        assert memory[-1] - memory[1] < 40, f"it grew with each engine: {memory}"

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -58,6 +58,28 @@ async def test_rows_are_written_within_an_interval_and_a_full_batch_at_once(url:
         assert ledger.waiting == 10  # nothing was waited for
         await eventually(lambda: ledger.waiting == 0)
         assert (await counted(url))[0] == 10
+
+
+class CountingDatabase(UsageDatabase):
+    """Knows how many transactions it was asked for."""
+
+    transactions = 0
+
+    async def add(self, rows: Sequence[UsageRow]) -> None:
+        self.transactions += 1
+        await super().add(rows)
+
+
+async def test_rows_that_come_while_others_are_written_wait_for_the_next_interval(tmp_path: Path) -> None:
+    usage = CountingDatabase(f"sqlite:///{tmp_path}/usage.db")
+    ledger = UsageLedger(usage, Spool(tmp_path), Spending({}), Pace(interval=0.5))
+    ledger.start()
+    for _ in range(300):
+        ledger.note(row())
+        await asyncio.sleep(0.001)
+    await ledger.close()
+    assert (await counted(f"sqlite:///{tmp_path}/usage.db"))[0] == 300
+    assert usage.transactions <= 10  # three full batches, what an interval leaves, and what is there at the end
 
 
 async def test_what_waits_is_written_at_the_end(url: str, tmp_path: Path) -> None:

@@ -89,12 +89,25 @@ def test_all_loggers_write_in_one_format_from_the_level_up(style: Style) -> None
         assert re.fullmatch(r"\S+Z error   mulgil\.gateway: of ours request_id=req_1", second)
 
 
+@pytest.mark.usefixtures("root")
+def test_what_vllm_says_of_our_own_process_is_left_out() -> None:
+    stream = io.StringIO()
+    logs.configure("info", "json", stream)
+    record = logging.makeLogRecord({"name": "mulgil", "levelno": logging.INFO, "levelname": "INFO", "msg": "ours"})
+    record.vllm_process_name = "MainProcess"
+    logging.getLogger("mulgil").handle(record)
+    assert orjson.loads(stream.getvalue()).keys() == {"timestamp", "level", "logger", "event"}
+
+
 def test_vllm_is_told_to_write_the_same(capfd: pytest.CaptureFixture[str]) -> None:
     vllm = logging.getLogger("vllm")
     before = list(vllm.handlers), vllm.level, vllm.propagate
     try:
         logging.config.dictConfig(json.loads(json.dumps(logs.configuration_of_vllm("info", "json"))))
-        logging.getLogger("vllm.v1.engine").info("loaded", extra={"vllm_process_name": "EngineCore"})
+        # Made by hand: vLLM, once it is imported, sets the name of every record itself.
+        record = logging.makeLogRecord({"name": "vllm.v1.engine", "levelno": logging.INFO, "levelname": "INFO"})
+        record.msg, record.vllm_process_name = "loaded", "EngineCore"
+        logging.getLogger("vllm.v1.engine").handle(record)
     finally:
         vllm.handlers[:], vllm.level, vllm.propagate = before
     told = orjson.loads(capfd.readouterr().err)

@@ -96,7 +96,7 @@ class UsageLedger:
             return
         self._waiting.append(row)
         self._spending.note([row])
-        if len(self._waiting) == self._pace.batch:
+        if len(self._waiting) >= self._pace.batch:
             self._wake.set()
 
     async def check(self, tenant: str, key_id: str, tier: Tier) -> None:
@@ -162,8 +162,11 @@ class UsageLedger:
             try:
                 await self.database.open()
                 await self._empty_spool()
-                while self._waiting:
-                    batch = list(islice(self._waiting, self._pace.batch))
+                # Not those that come meanwhile: a transaction costs as much as 60 rows, and each would have its own.
+                left = len(self._waiting)
+                while left > 0:
+                    batch = list(islice(self._waiting, min(left, self._pace.batch)))
+                    left -= len(batch)
                     await self.database.add(batch)
                     for _ in batch:
                         self._waiting.popleft()

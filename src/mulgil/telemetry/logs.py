@@ -16,6 +16,7 @@ Style = Literal["json", "console"]
 
 _EXTRAS = ("request_id", "vllm_process_name")
 _TALKATIVE = ("alembic",)  # tells at each start that there was nothing to do
+_OURS = "MainProcess"  # what vLLM, once it is imported, says of every record of this process
 _DELETE = "\x7f"
 _PLAIN = re.compile(r"[^\s\"'=]+")
 _LINE_END = re.compile(r"\r\n|\r|\n")
@@ -121,5 +122,5 @@ def _arranged(_: Any, __: str, event: EventDict) -> EventDict:
     """The fields that every line has, the first ones; and which of vLLM's processes it is from."""
     record = event.pop("_record")
     del event["_from_structlog"]
-    process = event.pop("vllm_process_name", None)
-    return {**_head(record), **event} if process is None else {**_head(record), "process": process, **event}
+    process = event.pop("vllm_process_name", _OURS)
+    return {**_head(record), **event} if process == _OURS else {**_head(record), "process": process, **event}

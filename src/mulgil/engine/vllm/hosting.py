@@ -113,6 +113,7 @@ class HostedLLM:
         for _ in range(round(_GIVING_UP / _NOTE_INTERVAL)):
             await asyncio.to_thread(self._runs.end_all_but, self._others)
             if await self._built(building, _NOTE_INTERVAL):
+                await asyncio.to_thread(self._runs.note)  # it may have ended before it was looked at once more
                 return
         log.error("vLLM does not give up starting %s, although its processes are gone", self._what)
 
