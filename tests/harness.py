@@ -14,8 +14,9 @@ import pytest
 from pydantic import SecretStr
 
 from mulgil.admission.store import BudgetStore
-from mulgil.app import Mulgil, build
+from mulgil.app import build
 from mulgil.engine.base import Engine
+from mulgil.process import Mulgil
 from mulgil.server import GatewayServer
 from mulgil.settings import Settings
 

@@ -181,7 +181,7 @@ async def test_hanging_up_pays_for_what_was_made_and_gives_the_rest_back(tmp_pat
         body = chat_body(script(tokens=5000, gap=0.002), max_tokens=5000, stream=stream)
         async with hanging_up(server, raw_request(orjson.dumps(body))):
             await eventually(lambda: server.engine.load().unfinished == 1)
-            ((generation, _),) = server.mulgil.gateway._running.values()
+            ((generation, _),) = server.mulgil.gateway._running._runs.values()
             await eventually(lambda: generation.snapshot.completion_tokens > 20)
         await eventually(lambda: server.mulgil.gateway.running == 0)
         used = await balance(server)

@@ -10,6 +10,7 @@ from mulgil.admission.gates import Gates
 from mulgil.admission.lease import Leases
 from mulgil.admission.queue import FairQueue, QueueRules
 from mulgil.auth.keys import Caller
+from mulgil.catalogue import Catalogue
 from mulgil.engine.base import Prepared, Snapshot
 from mulgil.engine.simulated import SimulatedEngine
 from mulgil.errors import (
@@ -35,7 +36,7 @@ def gateway(engine: SimulatedEngine | None = None) -> tuple[Gateway, SimulatedEn
     engine = engine or SimulatedEngine()
     leases = Leases(MemoryStore(), ttl=30, renew_interval=5)
     gates = Gates(load_tiers(None), leases, FairQueue(QueueRules()))
-    return Gateway(lambda: engine, (MODEL,), gates, fingerprint="fp_test"), engine
+    return Gateway(lambda: engine, Catalogue((MODEL,), "fp_test"), gates), engine
 
 
 async def test_a_generation_ends_with_the_engines_counts() -> None:

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import orjson
 import pytest
@@ -81,8 +81,8 @@ class CountingEngine(SimulatedEngine):
         self.counts = Counts()
         self._who: dict[str, str] = {}
 
-    async def prepare(self, request: TextRequest, *, tenant: str, default_max_tokens: int | None = None) -> Prepared:
-        prepared = await super().prepare(request, tenant=tenant, default_max_tokens=default_max_tokens)
+    async def prepare(self, request: TextRequest, **options: Any) -> Prepared:
+        prepared = await super().prepare(request, **options)
         self._who[prepared.id] = request.user or ""
         return prepared
 

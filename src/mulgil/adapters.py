@@ -3,6 +3,7 @@
 import asyncio
 import importlib
 import secrets
+from collections.abc import Mapping
 from contextlib import aclosing
 
 from mulgil.admission.store import BudgetStore
@@ -28,7 +29,7 @@ from mulgil.stores.redis import RedisStore
 from mulgil.stores.redis_answers import RedisAnswers
 from mulgil.stores.redis_keys import RedisKeys
 from mulgil.telemetry.traces import Tracing
-from mulgil.tiers import load_cached_models
+from mulgil.tiers import ModelOptions
 
 
 def build_store(settings: Settings) -> BudgetStore:
@@ -50,18 +51,19 @@ def with_fallback(guarded: GuardedStore, settings: Settings) -> BudgetStore:
     return FallbackStore(guarded, MemoryStore(lease_ttl=settings.lease_ttl), replicas=settings.replicas)
 
 
-def build_caching(settings: Settings, fingerprint: str) -> Caching:
-    """The response cache that the settings name, for what is served as *fingerprint* says.
+def build_caching(settings: Settings, models: Mapping[str, ModelOptions]) -> Caching:
+    """The response cache that the settings name, for those of *models* whose options say so.
 
     Raises:
-        ValueError: its URL is none, or the file with the models cannot be read.
+        ValueError: its URL is none.
     """
     given = settings.response_cache_secret
     # What lies in the memory of this process nobody else has to read.
     seal = Seal(given.get_secret_value().encode() if given else secrets.token_bytes(32))
     rules = CacheRules(settings.response_cache_ttl, settings.response_cache_entry_bytes)
     cache = ResponseCache(build_answer_store(settings), seal, rules)
-    return Caching(load_cached_models(settings.config), AnswerKeys(seal, fingerprint), cache)
+    cached = frozenset(name for name, said in models.items() if said.cache)
+    return Caching(cached, AnswerKeys(seal), cache)
 
 
 def build_answer_store(settings: Settings) -> AnswerStore:

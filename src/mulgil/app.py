@@ -1,12 +1,9 @@
 """The composition root: builds every object of the process and hands each what it needs."""
 
-import asyncio
 import logging
 import os
 import signal
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
@@ -39,18 +36,18 @@ from mulgil.api.sse import Silence
 from mulgil.api.websocket import SocketRules
 from mulgil.audit import Audit
 from mulgil.auth.registrar import Registrar
-from mulgil.auth.source import KeyChain
 from mulgil.auth.tickets import Tickets
-from mulgil.embedders import Embeddings, build_embeddings
+from mulgil.catalogue import Catalogue
+from mulgil.embedders import build_embeddings
 from mulgil.engine.base import Engine
-from mulgil.engine.supervisor import Health, Supervisor
+from mulgil.engine.supervisor import Supervisor
 from mulgil.gateway import Gateway
 from mulgil.kept import KeptStreams
-from mulgil.ledgers import Usage, build_usage
+from mulgil.ledgers import build_usage
 from mulgil.loop_lag import LoopLag
-from mulgil.metrics_port import MetricsPort
 from mulgil.middleware_stack import add_middleware
 from mulgil.observing import Sources, build_metrics_port, build_observer, read_from
+from mulgil.process import Mulgil, running
 from mulgil.rules import EXPOSED_HEADERS, body_rules, keep_rules, patience_of
 from mulgil.schemas.chat import ChatCompletion, ChatCompletionRequest
 from mulgil.schemas.completions import Completion, CompletionRequest
@@ -62,55 +59,11 @@ from mulgil.schemas.usage_report import UsageReport
 from mulgil.settings import Settings, unknown_variables
 from mulgil.stores.guard import GuardedStore
 from mulgil.telemetry import logs
-from mulgil.telemetry.traces import Tracing, build_tracing
-from mulgil.tiers import Tier, load_models, load_tiers
+from mulgil.telemetry.traces import build_tracing
+from mulgil.tiers import ModelOptions, Tier, load_models, load_tiers
 from mulgil.turns import build_queue
 
 EngineBuilder = Callable[[], Awaitable[Engine]]
-
-
-@dataclass(frozen=True, slots=True)
-class Mulgil:
-    """The objects of one process."""
-
-    app: FastAPI
-    supervisor: Supervisor[Engine]
-    gateway: Gateway
-    answers: Answers
-    streams: KeptStreams
-    embeddings: Embeddings | None
-    keys: KeyChain
-    leases: Leases
-    store: GuardedStore
-    lag: LoopLag
-    usage: Usage
-    registry: CollectorRegistry
-    tracing: Tracing | None
-    metrics_port: MetricsPort | None
-
-    @property
-    def health(self) -> Health:
-        """The engine's state, and that of a server which will end soon."""
-        state = self.supervisor.health
-        return Health("stopped", "The server is shutting down.", state.since) if self.gateway.leaving else state
-
-    @property
-    def running(self) -> int:
-        """Requests that are not settled yet."""
-        return self.gateway.running + (self.embeddings.gateway.running if self.embeddings else 0)
-
-    async def until_ready(self) -> None:
-        """Wait until requests can be answered: for chat, and for embeddings unless they cannot be had."""
-        await self.supervisor.until_ready()
-        if self.embeddings:
-            await self.embeddings.supervisor.until_loaded()
-
-    async def drain(self) -> None:
-        """Take nothing on any more, end what runs, and wait until it is settled."""
-        await self.gateway.drain()
-        await self.answers.drain()
-        if self.embeddings:
-            await self.embeddings.gateway.drain()
 
 
 def create_app() -> FastAPI:
@@ -145,9 +98,7 @@ def build(
     Raises:
         ValueError: the settings cannot be served.
     """
-    settings.check()
-    if settings.node_rank:
-        raise ValueError("'node_rank' names a machine that answers no requests: start it with `mulgil serve`")
+    check_servable(settings)
     tracing = build_tracing(os.environ, __version__)
     supervisor = Supervisor(
         engine or (lambda: build_engine(settings, tracing)),
@@ -162,17 +113,10 @@ def build(
     )
     tiers = load_tiers(settings.config)
     kept_usage = build_usage(settings, tiers)
-    gates = Gates(
-        tiers, leases, build_queue(settings, supervisor.engine), kept_usage.ledger, load_models(settings.config)
-    )
-    caching = build_caching(settings, settings.fingerprint(__version__))
-    gateway = Gateway(
-        supervisor.engine,
-        settings.model_names,
-        gates,
-        fingerprint=caching.keys.fingerprint,
-        rebuilt=lambda: supervisor.rebuilt(within=settings.queue_timeout),
-    )
+    gates = Gates(tiers, leases, build_queue(settings, supervisor.engine), kept_usage.ledger)
+    options = load_models(settings.config)
+    gateway = build_gateway(settings, supervisor, gates, options)
+    caching = build_caching(settings, options)
     answers = Answers(gateway, gates, caching)
     embedding = build_embeddings(settings, leases, tiers, kept_usage.ledger, after=supervisor.until_ready)
 
@@ -201,6 +145,27 @@ def build(
     return mulgil
 
 
+def check_servable(settings: Settings) -> None:
+    """Refuse settings of no gateway.
+
+    Raises:
+        ValueError: something is missing or contradicts something else, or they are those of another machine.
+    """
+    settings.check()
+    if settings.node_rank:
+        raise ValueError("'node_rank' names a machine that answers no requests: start it with `mulgil serve`")
+
+
+def build_gateway(
+    settings: Settings, supervisor: Supervisor[Engine], gates: Gates, options: Mapping[str, ModelOptions]
+) -> Gateway:
+    """What answers, under the names that the settings and the *options* of models give it."""
+    catalogue = Catalogue(settings.model_names, settings.fingerprint(__version__), options)
+    return Gateway(
+        supervisor.engine, catalogue, gates, rebuilt=lambda: supervisor.rebuilt(within=settings.queue_timeout)
+    )
+
+
 def add_routes(mulgil: Mulgil, settings: Settings, tickets: Tickets) -> list[type[BaseModel]]:
     """Give the application every route of its users; the wire types that describe them."""
     app, gateway, answers, embedding = mulgil.app, mulgil.gateway, mulgil.answers, mulgil.embeddings
@@ -211,7 +176,7 @@ def add_routes(mulgil: Mulgil, settings: Settings, tickets: Tickets) -> list[typ
     app.include_router(streams.routes(mulgil.streams, tickets, rules, silence))
     app.include_router(websocket.routes(gateway, rules, SocketRules(settings.cors_origins, settings.websocket_idle)))
     app.include_router(tokenize.routes(gateway, rules, embedding.gateway if embedding else None))
-    app.include_router(models.routes(settings.model_names + settings.embedding_names))
+    app.include_router(models.routes(lambda: gateway.catalogue.names + settings.embedding_names))
     app.include_router(doctor.routes(doctor.Wiring(EXPOSED_HEADERS, settings.cors_origins, silence), rules))
     app.include_router(
         health.routes(
@@ -260,33 +225,3 @@ def add_admin_routes(mulgil: Mulgil, settings: Settings, tiers: Mapping[str, Tie
     if mulgil.usage.reports:
         mulgil.app.include_router(usage.admin_routes(mulgil.usage.reports))
     return list(admin.MODELS)
-
-
-@asynccontextmanager
-async def running(mulgil: Mulgil) -> AsyncGenerator[None]:
-    """The life of a process: what is started is ended in the other order, each part whatever the others do."""
-    async with AsyncExitStack() as closings:
-        if mulgil.tracing is not None:
-            closings.push_async_callback(asyncio.to_thread, mulgil.tracing.close)
-        if mulgil.metrics_port is not None:
-            closings.push_async_callback(mulgil.metrics_port.stop)
-            mulgil.metrics_port.start()
-        closings.push_async_callback(mulgil.lag.stop)
-        closings.push_async_callback(mulgil.store.close)
-        closings.push_async_callback(mulgil.answers.close)
-        closings.push_async_callback(mulgil.keys.close)
-        closings.push_async_callback(mulgil.supervisor.stop)
-        if mulgil.embeddings:
-            closings.push_async_callback(mulgil.embeddings.supervisor.stop)
-        closings.push_async_callback(mulgil.usage.ledger.close)
-        closings.push_async_callback(mulgil.leases.drain)
-        closings.push_async_callback(mulgil.drain)
-        closings.push_async_callback(mulgil.streams.close)
-        mulgil.lag.start()
-        mulgil.supervisor.start()
-        if mulgil.embeddings:
-            mulgil.embeddings.supervisor.start()
-        mulgil.leases.start()
-        mulgil.usage.ledger.start()
-        mulgil.keys.start()
-        yield

@@ -1,113 +1,202 @@
-"""The use case: prepare, admit, generate, settle. Knows the order of things and nothing else."""
+"""The use case: settle what is asked, prepare, admit, generate. Knows the order of things and nothing else."""
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
-from mulgil.accounting import row_of_generation
 from mulgil.admission.gates import Gates
 from mulgil.admission.lease import Lease
 from mulgil.admission.policy import Charge, limits_of_tier
-from mulgil.admission.queue import Turn
 from mulgil.admission.store import Account
 from mulgil.admission.waiting_room import Demand
+from mulgil.asked import NO_WISHES, Asked, Wishes
 from mulgil.auth.keys import Caller
-from mulgil.engine.base import Engine, Prepared, TextRequest
-from mulgil.engine.truncation import decided
+from mulgil.catalogue import Catalogue
+from mulgil.engine.base import Answerer, Engine, Prepared, TextRequest
 from mulgil.errors import (
-    EngineError,
-    InternalServerError,
+    ContextLengthError,
+    EngineUnavailableError,
     InvalidFieldError,
     ModelNotFoundError,
     MulgilError,
+    OverloadedError,
     ShuttingDownError,
 )
 from mulgil.generation import Generation
-from mulgil.pacing import Pacing
+from mulgil.running import NO_PLACE, Place, Run, Running
 from mulgil.schemas.tokenize import MOST_TEXTS, Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 from mulgil.telemetry.observation import Observation
 from mulgil.tiers import Priority, Tier, check_length_allowed, check_model_allowed
 
 log = logging.getLogger(__name__)
 
+_FOR_A_FALLBACK = (ContextLengthError, EngineUnavailableError, OverloadedError)
 _IN_THE_ENGINE: dict[Priority, int] = {"interactive": 0, "normal": 1, "batch": 2}
 
 
 class Gateway:
-    """Turns requests into generations and owns each of them until it is settled.
+    """Turns requests into generations.
 
     Args:
         engine: gives the engine, or raises `EngineUnavailableError`.
-        models: names under which the model is served; the first is its main name.
+        catalogue: what may be asked for.
         gates: what a request passes before the engine has it.
-        fingerprint: names the model and the way it is served.
+        upstreams: other servers that can answer as fallbacks, by name.
         rebuilt: returns when the engine is not being rebuilt, or after as long as a request may wait for that.
     """
 
     def __init__(
         self,
         engine: Callable[[], Engine],
-        models: tuple[str, ...],
+        catalogue: Catalogue,
         gates: Gates,
+        upstreams: Mapping[str, Answerer] | None = None,
         *,
-        fingerprint: str,
         rebuilt: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._engine = engine
-        self.models = models
+        self.catalogue = catalogue
         self.queue = gates.queue
+        self._upstreams = upstreams or {}
         self._leases = gates.leases
         self._tiers = gates.tiers
-        self._fingerprint = fingerprint
         self._rebuilt = rebuilt
         self._ledger = gates.ledger
-        self._models = gates.models
-        self._running: dict[str, tuple[Generation, Engine]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._draining = False
+        self._running = Running(gates.ledger, self._on_progress)
         self.leaving = False
         """Whether it will soon take nothing on any more; balancers should send new requests elsewhere."""
 
     async def start(
-        self, request: TextRequest, caller: Caller, *, timed: bool = False, observed: Observation | None = None
+        self,
+        request: TextRequest,
+        caller: Caller,
+        *,
+        wishes: Wishes = NO_WISHES,
+        observed: Observation | None = None,
     ) -> Generation:
-        """Prepare, admit and run *request*; returns when the engine has accepted it.
+        """`ask`, and `begin` what comes of it."""
+        return await self.begin(await self.ask(request, caller, wishes=wishes, observed=observed))
 
-        Cancelling the call leaves nothing running and nothing reserved.
+    async def ask(
+        self,
+        request: TextRequest,
+        caller: Caller,
+        *,
+        wishes: Wishes = NO_WISHES,
+        observed: Observation | None = None,
+    ) -> Asked:
+        """Let *request* pass if its answer may be told to *caller*, whoever makes it, and settle what it leaves open.
 
         Args:
             request: what to answer.
             caller: who asks.
-            timed: note the order in which the answer grows, so that it can be read again from anywhere.
+            wishes: what the client wants beside.
             observed: is told of each stage, and held until the generation is settled.
+
+        Raises:
+            MulgilError: it may not, or nothing is taken on any more.
+        """
+        observed = (observed or Observation()).asks(request.operation, request.model)
+        if self._running.draining:
+            raise ShuttingDownError
+        tier = self._tier_of(caller)
+        self._check_model(request.model, caller, tier)
+        param = "max_tokens" if request.max_tokens is not None else "max_completion_tokens"
+        check_length_allowed(request.output_tokens, tier, param=param)
+        settled = self.catalogue.settle(request, caller, tier, wishes.variant)
+        observed.variant = settled.variant
+        await self._ledger.check(caller.tenant, caller.key_id, tier)
+        return Asked(request, settled, caller, tier, wishes, observed)
+
+    async def begin(self, asked: Asked) -> Generation:
+        """Prepare, admit and run what was *asked*; returns when the engine, or a fallback, has accepted it.
+
+        A fallback is asked where the engine cannot answer, has no turn in time, or has no room for the prompt; each
+        one once. What an engine has accepted is never answered by anybody else. Cancelling the call leaves nothing
+        running and nothing reserved.
 
         Raises:
             MulgilError: it was refused; nothing runs, and nothing is charged.
         """
-        observed = (observed or Observation()).asks(request.operation, request.model)
-        tier = await self.check(request, caller)
-        engine = await self._engine_for(observed)
+        final = asked.wishes.passed_on or not asked.settled.fallbacks
+        try:
+            return await self._by_engine(asked, patient=final)
+        except _FOR_A_FALLBACK as error:
+            if final:
+                raise
+            return await self._by_fallback(asked, error)
+
+    async def _by_fallback(self, asked: Asked, error: MulgilError) -> Generation:
+        observed = asked.observed
+        for name in asked.settled.fallbacks:
+            observed.fallback = name
+            upstream = self._upstreams.get(name)
+            try:
+                if upstream is not None:
+                    return await self._by_upstream(asked, upstream)
+                return await self._by_engine(self._renamed(asked, name), patient=False)
+            except _FOR_A_FALLBACK as failure:
+                log.warning("fallback %s of %s does not answer either: %s", name, asked.request.model, failure.code)
+        observed.fallback, observed.variant = None, asked.settled.variant
+        raise error
+
+    def _renamed(self, asked: Asked, model: str) -> Asked:
+        """*asked* as *model* answers it, which the operator has named and its caller need not be allowed to ask for."""
+        request = asked.request.model_copy(update={"model": model})
+        settled = self.catalogue.settle(request, asked.caller, asked.tier)
+        asked.observed.variant = settled.variant
+        return replace(asked, settled=settled)
+
+    async def _by_upstream(self, asked: Asked, upstream: Answerer) -> Generation:
+        asked.observed.variant = None
+        asked.observed.begin("tokenise")
+        prepared = await upstream.prepare(
+            asked.request, tenant=asked.caller.tenant, default_max_tokens=asked.tier.max_tokens
+        )
+        lease = await self._reserved(asked, prepared)
+        return await self._accepted(Run(upstream, prepared, NO_PLACE), asked, lease)
+
+    async def _by_engine(self, asked: Asked, *, patient: bool) -> Generation:
+        """By the engine of this process; who is *patient* waits while it is rebuilt."""
+        observed, settled = asked.observed, asked.settled
+        if patient and self._rebuilt is not None:
+            observed.begin("wait_for_engine")
+            await self._rebuilt()
+        engine = self._engine()
         observed.begin("tokenise")
-        request = decided(request, self._models)
-        prepared = await engine.prepare(request, tenant=caller.tenant, default_max_tokens=tier.max_tokens)
-        observed.truncated_messages = prepared.dropped_messages
-        lease = self._leases.open(Account(caller.tenant, caller.key_id), *limits_of_tier(tier))
-        observed.begin("reserve")
-        await lease.reserve(Charge(prepared.prompt_tokens, prepared.most_output_tokens))
+        prepared = await engine.prepare(
+            settled.request,
+            tenant=asked.caller.tenant,
+            default_max_tokens=asked.tier.max_tokens,
+            adapter=settled.adapter,
+        )
+        lease = await self._reserved(asked, prepared)
         observed.begin("queue")
-        turn = await self._turn(prepared, caller.tenant, tier, lease)
+        place = await self._turn(asked, prepared, lease)
         # From here on nothing is awaited until the task that settles the lease, and gives the turn back, has both.
-        observed.generates("first_token")
-        prepared = replace(prepared, priority=_IN_THE_ENGINE[tier.priority], trace_headers=observed.trace_headers)
-        generation = Generation(prepared, lease, model=request.model, fingerprint=self._fingerprint, timed=timed)
-        generation.pacing = request.pacing or Pacing(tier.chunking)
-        generation.observed = observed
+        prepared = replace(prepared, priority=_IN_THE_ENGINE[asked.tier.priority], trace_headers=observed.trace_headers)
+        return await self._accepted(Run(engine, prepared, place), asked, lease)
+
+    async def _reserved(self, asked: Asked, prepared: Prepared) -> Lease:
+        asked.observed.truncated_messages = prepared.dropped_messages
+        account = Account(asked.caller.tenant, asked.caller.key_id)
+        lease = self._leases.open(account, *limits_of_tier(asked.tier))
+        asked.observed.begin("reserve")
+        await lease.reserve(Charge(prepared.prompt_tokens, prepared.most_output_tokens))
+        return lease
+
+    async def _accepted(self, run: Run, asked: Asked, lease: Lease) -> Generation:
+        """The generation of *run*, once it is accepted. Whatever happens, it settles *lease*."""
+        settled = asked.settled
+        asked.observed.generates("first_token")
+        generation = Generation(
+            run.prepared, lease, model=asked.request.model, fingerprint=settled.fingerprint, timed=asked.wishes.timed
+        )
+        generation.pacing = settled.pacing
+        generation.observed = asked.observed
         lease.made = lambda: generation.snapshot.completion_tokens
-        self._running[generation.id] = generation, engine
-        self._spawn(self._run(engine, prepared, generation, turn))
+        self._running.begin(run, generation)
         try:
             await generation.accepted()
         except asyncio.CancelledError:
@@ -115,28 +204,13 @@ class Gateway:
             raise
         return generation
 
-    async def check(self, request: TextRequest, caller: Caller) -> Tier:
-        """Let *request* pass if its answer may be told to *caller*, whoever makes it; the tier of the caller.
-
-        Raises:
-            MulgilError: it may not, or nothing is taken on any more.
-        """
-        if self._draining:
-            raise ShuttingDownError
-        tier = self._tier_of(caller)
-        self._check_model(request.model, caller, tier)
-        param = "max_tokens" if request.max_tokens is not None else "max_completion_tokens"
-        check_length_allowed(request.output_tokens, tier, param=param)
-        await self._ledger.check(caller.tenant, caller.key_id, tier)
-        return tier
-
     async def tokenize(self, request: TokenizeRequest, caller: Caller) -> Tokenized:
         """The tokens of *request*; charges nothing.
 
         Raises:
             MulgilError: it was refused.
         """
-        self._check_model(request.model or self.models[0], caller, self._tier_of(caller))
+        self._check_model(request.model or self.catalogue.main, caller, self._tier_of(caller))
         engine = self._engine()
         ids = await engine.tokenize(request)
         if request.return_token_strs and len(ids) > MOST_TEXTS:
@@ -159,24 +233,17 @@ class Gateway:
         Raises:
             MulgilError: it was refused.
         """
-        self._check_model(request.model or self.models[0], caller, self._tier_of(caller))
+        self._check_model(request.model or self.catalogue.main, caller, self._tier_of(caller))
         return Detokenized(prompt="".join(await self._engine().detokenize(request.tokens)))
 
     def abandon(self, generation: Generation) -> None:
-        """Nobody wants the rest of *generation*: stop the engine on it. No harm on a closed one.
-
-        Does not wait: the work is done by a task that the caller's own cancellation cannot reach.
-        """
-        if generation.abandoned or generation.closed:
-            return
-        generation.abandoned = True
-        _, engine = self._running[generation.id]
-        self._spawn(_abort(engine, generation.id))
+        """Nobody wants the rest of *generation*: stop the engine on it. No harm on a closed one; does not wait."""
+        self._running.abandon(generation)
 
     @property
     def draining(self) -> bool:
         """Nothing is taken on any more."""
-        return self._draining
+        return self._running.draining
 
     @property
     def running(self) -> int:
@@ -188,113 +255,41 @@ class Gateway:
 
         What an engine does not let go of *within* seconds is cut off from it, and settled too.
         """
-        self._draining = True
         self.queue.close()
-        for generation, _ in list(self._running.values()):
-            self.abandon(generation)
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=within)
-        for task in list(self._tasks):
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._running.drain(within=within)
 
-    async def _engine_for(self, observed: Observation) -> Engine:
-        if self._rebuilt is not None:
-            observed.begin("wait_for_engine")
-            await self._rebuilt()
-        return self._engine()
-
-    async def _turn(self, prepared: Prepared, tenant: str, tier: Tier, lease: Lease) -> Turn:
+    async def _turn(self, asked: Asked, prepared: Prepared, lease: Lease) -> Place:
         """A turn for *prepared*, which holds *lease* while it waits; without a turn the lease is given back."""
         demand = Demand(
-            tenant,
+            asked.caller.tenant,
             prepared.prompt_tokens,
             prepared.most_output_tokens,
             turns=prepared.width,
-            priority=tier.priority,
-            weight=tier.weight,
+            priority=asked.tier.priority,
+            weight=asked.tier.weight,
         )
         try:
             turn = await self.queue.enter(demand)
-            if not self._draining:
+            if not self._running.draining:
                 return turn
             turn.give_back()  # it came up in the very moment in which the drain began
             raise ShuttingDownError
         except asyncio.CancelledError:
-            self._spawn(lease.settle(refund=True))
+            self._running.spawn(lease.settle(refund=True))
             raise
         except MulgilError:
             # Before it is told: the client's next request must not meet its own reservation.
-            await asyncio.shield(self._spawn(lease.settle(refund=True)))
+            await asyncio.shield(self._running.spawn(lease.settle(refund=True)))
             raise
 
-    async def _run(self, engine: Engine, prepared: Prepared, generation: Generation, turn: Turn) -> None:
-        error: MulgilError | None = InternalServerError("The server stopped while processing your request.")
-        try:
-            async with aclosing(engine.generate(prepared)) as snapshots:
-                async for snapshot in snapshots:
-                    generation.publish(snapshot)
-                    if self.queue.waiting:
-                        self.queue.review()  # a prompt that was read has left the engine's own queue
-                    if generation.abandoned:
-                        # Also when it was abandoned before the engine knew it, so that abort found nothing.
-                        await _abort(engine, prepared.id)
-            error = _verdict(generation)
-            if error is not None and self._draining and generation.abandoned:
-                error = ShuttingDownError()
-        except MulgilError as failure:
-            error = failure
-        except Exception:
-            log.exception("generation failed", extra={"request_id": generation.observed.id})
-            error = InternalServerError("The server had an error while processing your request.")
-        finally:
-            generation.observed.begin("settle")
-            refused = _was_refused(generation, error)
-            turn.give_back(0 if refused else generation.prompt_tokens + generation.snapshot.completion_tokens)
-            # Before the end is told: a client's next request must not meet its own reservation.
-            try:
-                await generation.lease.settle(refund=refused)
-            finally:
-                del self._running[generation.id]
-                self._ledger.note(row_of_generation(generation, error, refunded=refused))
-                generation.close(error)
-                generation.conclude(refused=refused)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+    def _on_progress(self) -> None:
+        if self.queue.waiting:
+            self.queue.review()  # a prompt that was read has left the engine's own queue
 
     def _tier_of(self, caller: Caller) -> Tier:
         return self._tiers.get(caller.tier) or self._tiers["default"]
 
     def _check_model(self, model: str, caller: Caller, tier: Tier) -> None:
-        if model not in self.models:
+        if model not in self.catalogue:
             raise ModelNotFoundError(model)
         check_model_allowed(model, caller.models, tier)
-
-
-async def _abort(engine: Engine, request_id: str) -> None:
-    """Abort, and leave the end to the generation's own task, whatever the engine says to it."""
-    try:
-        await engine.abort(request_id)
-    except Exception:
-        log.exception("the engine could not be told to abort")
-
-
-def _was_refused(generation: Generation, error: MulgilError | None) -> bool:
-    """The engine failed before it made a token: nothing is to be paid. Leaving early is no failure."""
-    failed = error is not None and not generation.abandoned
-    return (failed or not generation.accepted_by_engine) and generation.snapshot.completion_tokens == 0
-
-
-def _verdict(generation: Generation) -> MulgilError | None:
-    """An end without a reason, or an abort, must never be taken for a whole answer."""
-    reasons = {choice.finish_reason for choice in generation.snapshot.choices}
-    if "abort" in reasons:
-        return EngineError("The request was cancelled before the answer was complete.")
-    if None in reasons:
-        return EngineError("The engine ended the answer without saying why.")
-    return None

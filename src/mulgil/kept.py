@@ -3,9 +3,10 @@
 import asyncio
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from mulgil.asked import NO_WISHES, Wishes
 from mulgil.auth.keys import Caller
 from mulgil.auth.tickets import Tickets
 from mulgil.errors import MulgilError, OverloadedError, StreamNotFoundError
@@ -93,12 +94,16 @@ class KeptStreams:
     @property
     def main_model(self) -> str:
         """The model that answers where none is named."""
-        return self._gateway.models[0]
+        return self._gateway.catalogue.main
 
     async def start(
-        self, request: ChatCompletionRequest, caller: Caller, observed: Observation | None = None
+        self,
+        request: ChatCompletionRequest,
+        caller: Caller,
+        observed: Observation | None = None,
+        wishes: Wishes = NO_WISHES,
     ) -> KeptStream:
-        """Start to answer *request*, which is *observed*; returns when the engine has accepted it.
+        """Start to answer *request*, as its client *wishes*; returns when the engine has accepted it.
 
         Raises:
             OverloadedError: as many streams as may be kept are running.
@@ -106,7 +111,7 @@ class KeptStreams:
         """
         if len(self._streams) >= self._rules.most and not self._make_room():
             raise OverloadedError("The server keeps as many streams as it may.", retry_after=5.0)
-        generation = await self._gateway.start(request, caller, timed=True, observed=observed)
+        generation = await self._gateway.start(request, caller, wishes=replace(wishes, timed=True), observed=observed)
         kept = KeptStream(f"stream_{generation.id.partition('-')[2]}", generation, request, caller)
         self._streams[kept.id] = kept
         self._wait_for_a_reader(kept)

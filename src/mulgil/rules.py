@@ -1,6 +1,7 @@
 """The settings as the rules that single parts go by."""
 
 from mulgil.api.body import BodyRules
+from mulgil.catalogue import FALLBACK_HEADER, VARIANT_HEADER
 from mulgil.engine.supervisor import Patience
 from mulgil.kept import KeepRules
 from mulgil.schemas.base import RequestLimits
@@ -15,6 +16,8 @@ EXPOSED_HEADERS = (
     "x-mulgil-stream",
     "x-mulgil-cache",
     "x-mulgil-truncated-messages",
+    VARIANT_HEADER,
+    FALLBACK_HEADER,
     "traceparent",
     *(
         f"x-ratelimit-{what}-{budget}"

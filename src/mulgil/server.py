@@ -11,7 +11,8 @@ from typing import Any
 
 import uvicorn
 
-from mulgil.app import Mulgil, build
+from mulgil.app import build
+from mulgil.process import Mulgil
 from mulgil.protocol import protocol
 from mulgil.settings import Settings
 

@@ -6,10 +6,11 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from mulgil.errors import InvalidFieldError, PermissionDeniedError
 from mulgil.prices import Amount, Price, Prices
+from mulgil.variants import Variant, VariantName
 
 DEFAULT = "default"
 TierName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
@@ -61,6 +62,7 @@ class Tier(TierLimits):
         weight: share of a tenant's turns, counted in tokens, beside other tenants of the same priority.
         chunking: how much of a stream is sent at a time where a request does not say.
         max_tokens: longest answer that may be asked for, and the length where a request sets none.
+        choose_variant: whether a request may say which variant of a model answers it.
     """
 
     tenant: TierLimits | None = None
@@ -70,6 +72,7 @@ class Tier(TierLimits):
     weight: int = Field(default=1, ge=1, le=1_000, strict=True)
     chunking: Literal["token", "word", "sentence"] = "token"
     max_tokens: int | None = Field(default=None, ge=1, strict=True)
+    choose_variant: bool = Field(default=False, strict=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -85,7 +88,11 @@ class ModelOptions(BaseModel):
 
     Attributes:
         price: of its tokens.
+        cache: whether its answers are kept.
         truncation: what becomes of a conversation that does not fit, where a request does not say.
+        alias: it is another name of the model that is served; so is one that has variants.
+        variants: ways to answer, by name, of which each has a share of those who ask.
+        fallbacks: what answers instead when it cannot, in this order: names of models or of upstreams.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -93,6 +100,23 @@ class ModelOptions(BaseModel):
     price: Price = Price()
     cache: bool = Field(default=False, strict=True)
     truncation: Literal["auto", "disabled"] = "disabled"
+    alias: bool = Field(default=False, strict=True)
+    variants: dict[VariantName, Variant] = Field(default_factory=dict)
+    fallbacks: tuple[str, ...] = ()
+
+    @field_validator("variants")
+    @classmethod
+    def _somebody_answers(cls, variants: dict[str, Variant]) -> dict[str, Variant]:
+        if variants and not any(variant.weight for variant in variants.values()):
+            raise ValueError("at least one variant needs a weight above 0")
+        return variants
+
+    @field_validator("fallbacks")
+    @classmethod
+    def _each_once(cls, fallbacks: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(fallbacks)) < len(fallbacks):
+            raise ValueError("each fallback is tried once, so it is named once")
+        return fallbacks
 
 
 class _File(BaseModel):
@@ -127,15 +151,6 @@ def load_prices(path: Path | None) -> Prices:
         ValueError: as `load_tiers`.
     """
     return {name: model.price for name, model in load_models(path).items()}
-
-
-def load_cached_models(path: Path | None) -> frozenset[str]:
-    """The names of the models whose answers *path* has kept (`cache = true`).
-
-    Raises:
-        ValueError: as `load_tiers`.
-    """
-    return frozenset(name for name, model in _read(path).models.items() if model.cache)
 
 
 def _read(path: Path | None) -> _File:

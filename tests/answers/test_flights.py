@@ -15,11 +15,13 @@ from mulgil.admission.policy import Balance
 from mulgil.admission.queue import FairQueue, QueueRules
 from mulgil.admission.store import Account
 from mulgil.answers.answering import Answers, Caching
+from mulgil.asked import Wishes
 from mulgil.auth.keys import Caller
 from mulgil.cache.control import ANY, CacheControl
 from mulgil.cache.key import AnswerKeys
 from mulgil.cache.responses import CacheRules, ResponseCache
 from mulgil.cache.sealing import Seal
+from mulgil.catalogue import Catalogue
 from mulgil.engine.base import Prepared, Snapshot
 from mulgil.errors import EngineError, EngineUnavailableError, MulgilError, RateLimitError, ShuttingDownError
 from mulgil.gateway import Gateway
@@ -58,10 +60,10 @@ class Subject:
         self.leases = Leases(self.store, ttl=30, renew_interval=5)
         tiers = {"default": Tier.model_validate(limits | tier)}
         gates = Gates(tiers, self.leases, FairQueue(QueueRules(turns=turns)), self.ledger)
-        self.gateway = Gateway(lambda: self.engine, (MODEL,), gates, fingerprint="fp_test")
+        self.gateway = Gateway(lambda: self.engine, Catalogue((MODEL,), "fp_test"), gates)
         seal = Seal(b"the secret of the tests")
         cache = ResponseCache(MemoryAnswers(most_entries=100, most_bytes=1_000_000), seal, CacheRules())
-        self.answers = Answers(self.gateway, gates, Caching(frozenset({MODEL}), AnswerKeys(seal, "fp_test"), cache))
+        self.answers = Answers(self.gateway, gates, Caching(frozenset({MODEL}), AnswerKeys(seal), cache))
 
     async def start(
         self, caller: Caller = FIRST, *, control: CacheControl = ANY, prompt: str = "hello", **directives: Any
@@ -70,7 +72,7 @@ class Subject:
         request = ChatCompletionRequest.model_validate(body)
         observed = Observation()
         observed.begin("read")
-        return await self.answers.start(request, caller, observed=observed, control=control)
+        return await self.answers.start(request, caller, observed=observed, wishes=Wishes(cache=control))
 
     async def used(self, caller: Caller) -> Balance:
         return (await self.store.balances(Account(caller.tenant, caller.key_id))).key

@@ -262,7 +262,7 @@ async def test_hanging_up_on_many_prompts_pays_for_what_was_made_and_gives_the_r
         body = {"model": MODEL, "prompt": prompts, "n": 2, "max_tokens": 3_000, "stream": True}
         async with hanging_up(server, raw_request(orjson.dumps(body), path="/v1/completions")) as reader:
             await reader.readuntil(b"\n\n")
-            ((generation, _),) = server.mulgil.gateway._running.values()
+            ((generation, _),) = server.mulgil.gateway._running._runs.values()
             await eventually(lambda: generation.snapshot.completion_tokens > 100)
             held = await balance(server)
             assert held.held_tokens + held.output_tokens == 16 * 3_000

@@ -1,6 +1,7 @@
 """Calls from a browser: off unless asked for, and then errors can be read as well."""
 
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import httpx2
 import pytest
@@ -19,10 +20,10 @@ SENT = "authorization,content-type,x-stainless-lang,x-stainless-os,x-stainless-r
 class FaultyOnDemand(SimulatedEngine):
     """An engine with a fault that one prompt meets."""
 
-    async def prepare(self, request: TextRequest, *, tenant: str, default_max_tokens: int | None = None) -> Prepared:
+    async def prepare(self, request: TextRequest, **options: Any) -> Prepared:
         if isinstance(request, ChatCompletionRequest) and request.messages[-1].text == "fault":
             raise RuntimeError("inside")
-        return await super().prepare(request, tenant=tenant, default_max_tokens=default_max_tokens)
+        return await super().prepare(request, **options)
 
 
 async def faulty_on_demand() -> Engine:

@@ -16,7 +16,7 @@ from mulgil.engine.base import TextRequest
 from mulgil.schemas.chat import ChatCompletionRequest
 from mulgil.schemas.completions import CompletionRequest
 
-KEYS = AnswerKeys(Seal(b"the secret of the tests"), "fp_1")
+KEYS = AnswerKeys(Seal(b"the secret of the tests"))
 texts = st.text(st.characters(codec="utf-8"), max_size=5)
 fewer = settings(max_examples=50, deadline=None)
 numbers = st.floats(0, 1, allow_subnormal=False).map(abs)  # -0.0 is 0.0
@@ -51,6 +51,7 @@ CHAT: dict[str, st.SearchStrategy[Any]] = {
     ).map(lambda tool: [tool]),
     "tool_choice": st.sampled_from(["none", "auto"]),
     "parallel_tool_calls": st.booleans(),
+    "truncation": st.sampled_from(["auto", "disabled"]),
 }
 NO_EFFECT: dict[str, st.SearchStrategy[Any]] = {
     "stream": st.booleans(),
@@ -70,8 +71,15 @@ def chat(body: dict[str, Any]) -> ChatCompletionRequest:
     return ChatCompletionRequest.model_validate({"model": MODEL, **body})
 
 
-def key(request: TextRequest, *, tenant: str = "acme", longest: int | None = None, keys: AnswerKeys = KEYS) -> str:
-    return keys.key(tenant, request, longest)
+def key(
+    request: TextRequest,
+    *,
+    tenant: str = "acme",
+    longest: int | None = None,
+    keys: AnswerKeys = KEYS,
+    fingerprint: str = "fp_1",
+) -> str:
+    return keys.key(tenant, request, fingerprint, longest)
 
 
 def complete(**fields: Any) -> CompletionRequest:
@@ -143,8 +151,8 @@ def test_tenants_models_fingerprints_secrets_and_defaults_of_tiers_are_kept_apar
         key(request, tenant="other"),
         key(complete(temperature=0, model="other")),
         key(request, longest=5),
-        key(request, keys=AnswerKeys(Seal(b"the secret of the tests"), "fp_2")),
-        key(request, keys=AnswerKeys(Seal(b"another secret"), "fp_1")),
+        key(request, fingerprint="fp_2"),
+        key(request, keys=AnswerKeys(Seal(b"another secret"))),
         key(chat({"messages": [{"role": "user", "content": "hello"}], "temperature": 0})),
     ]
     assert len(set(found)) == len(found)

@@ -3,7 +3,7 @@
 import asyncio
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from harness import MODEL
@@ -17,7 +17,6 @@ from mulgil.errors import ContextLengthError
 from mulgil.schemas.chat import ChatCompletionRequest
 from mulgil.schemas.completions import CompletionRequest
 from mulgil.schemas.messages import ChatMessage, check_messages
-from mulgil.tiers import ModelOptions
 
 IDS = ("a", "b", "c", "d")  # few, so that they come again
 STEPS = (
@@ -230,15 +229,12 @@ async def test_a_search_that_nobody_waits_for_any_more_ends() -> None:
 
 
 def test_what_a_request_says_counts_more_than_what_is_said_of_its_model() -> None:
-    models = {MODEL: ModelOptions(truncation="auto")}
-
-    def truncation(**fields: Any) -> str | None:
-        request = decided(ChatCompletionRequest(**{"model": MODEL, "messages": ASKED} | fields), models)
+    def truncation(default: Literal["auto", "disabled"], **fields: Any) -> str | None:
+        request = decided(ChatCompletionRequest(**{"model": MODEL, "messages": ASKED} | fields), default)
         assert isinstance(request, ChatCompletionRequest)
         return request.truncation
 
-    assert truncation() == truncation(truncation="auto") == "auto"
-    assert truncation(truncation="disabled") == "disabled"
-    assert truncation(model="another") is None
+    assert truncation("auto") == truncation("disabled", truncation="auto") == "auto"
+    assert truncation("auto", truncation="disabled") == truncation("disabled") == "disabled"
     text = CompletionRequest(model=MODEL, prompt="x")
-    assert decided(text, models) is text
+    assert decided(text, "auto") is text

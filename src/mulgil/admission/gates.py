@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from mulgil.admission.lease import Leases
 from mulgil.admission.queue import FairQueue
 from mulgil.ledger.base import Ledger, NoLedger
-from mulgil.tiers import ModelOptions, Tier
+from mulgil.tiers import Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +18,9 @@ class Gates:
         leases: where budgets are taken.
         queue: where turns are waited for.
         ledger: refuses who may spend no more, and takes what was used.
-        models: what is said of models, by name, and holds where a request says nothing.
     """
 
     tiers: Mapping[str, Tier]
     leases: Leases
     queue: FairQueue
     ledger: Ledger = field(default_factory=NoLedger)
-    models: Mapping[str, ModelOptions] = field(default_factory=dict)

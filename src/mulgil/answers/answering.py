@@ -13,8 +13,8 @@ from mulgil.admission.store import Account
 from mulgil.answers.flights import Flight
 from mulgil.answers.told_again import Told, ToldAgain
 from mulgil.aside import Aside
+from mulgil.asked import NO_WISHES, Asked, Wishes
 from mulgil.auth.keys import Caller
-from mulgil.cache.control import ANY, CacheControl
 from mulgil.cache.entry import Entry, is_whole
 from mulgil.cache.key import AnswerKeys, is_repeatable
 from mulgil.cache.responses import ResponseCache
@@ -22,20 +22,9 @@ from mulgil.engine.base import Snapshot, TextRequest
 from mulgil.errors import EngineError, MulgilError
 from mulgil.gateway import Gateway
 from mulgil.generation import Generation
-from mulgil.pacing import Pacing
 from mulgil.telemetry.observation import Observation
-from mulgil.tiers import Tier
 
 _NO_TOKENS = Charge(0, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    request: TextRequest
-    caller: Caller
-    tier: Tier
-    key: str
-    observed: Observation
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +63,7 @@ class Answers:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(
-        self, request: TextRequest, caller: Caller, *, observed: Observation, control: CacheControl = ANY
+        self, request: TextRequest, caller: Caller, *, observed: Observation, wishes: Wishes = NO_WISHES
     ) -> Generation:
         """Answer *request*; returns when its answer is there, or an engine has accepted it.
 
@@ -85,31 +74,31 @@ class Answers:
             request: what to answer.
             caller: who asks.
             observed: is told of each stage.
-            control: what the client wants of the cache.
+            wishes: what the client wants beside, of the cache too.
 
         Raises:
             MulgilError: it was refused; nothing is charged.
         """
+        asked = await self._gateway.ask(request, caller, wishes=wishes, observed=observed)
         if request.model not in self._models:
-            return await self._gateway.start(request, caller, observed=observed)
-        if not (control.store and is_repeatable(request)):
+            return await self._gateway.begin(asked)
+        if not (wishes.cache.store and is_repeatable(asked.settled.request)):
             observed.cache = "bypass"
-            return await self._gateway.start(request, caller, observed=observed)
-        tier = await self._gateway.check(request, caller)
-        observed.asks(request.operation, request.model).begin("cache")
+            return await self._gateway.begin(asked)
+        observed.begin("cache")
+        settled, longest = asked.settled, asked.tier.max_tokens
         key = await self._aside.run(
-            lambda: self._keys.key(caller.tenant, request, tier.max_tokens), size=request.weight
+            lambda: self._keys.key(caller.tenant, settled.request, settled.fingerprint, longest), size=request.weight
         )
-        asked = _Asked(request, caller, tier, key, observed)
-        if control.takes_kept:
+        if wishes.cache.takes_kept:
             if flight := self._flight(key):
                 return await self._follow(flight, asked)
-            if entry := await self._cache.find(key, control):
+            if entry := await self._cache.find(key, wishes.cache):
                 return await self._tell(entry, asked)
             # While the store was asked somebody else may have begun.
             if flight := self._flight(key):
                 return await self._follow(flight, asked)
-        return await self._lead(asked)
+        return await self._lead(asked, key)
 
     def abandon(self, generation: Generation) -> None:
         """Its reader wants no more of *generation*. It is stopped unless others read the same one."""
@@ -133,16 +122,16 @@ class Answers:
         """Let go of the store of answers."""
         await self._cache.store.close()
 
-    async def _lead(self, asked: _Asked) -> Generation:
+    async def _lead(self, asked: Asked, key: str) -> Generation:
         """Make the answer, for all who ask the same meanwhile too."""
         asked.observed.cache = "miss"
         # The request may be over before its generation begins, if somebody else waits for that.
         asked.observed.generates("cache")
-        starting = asyncio.create_task(self._gateway.start(asked.request, asked.caller, observed=asked.observed))
+        starting = asyncio.create_task(self._gateway.begin(asked))
         starting.add_done_callback(lambda _: asked.observed.release())
-        flight = self._flights[asked.key] = Flight(starting, self._gateway.abandon)
+        flight = self._flights[key] = Flight(starting, self._gateway.abandon)
         leave = flight.join()
-        self._spawn(self._land(flight, asked.key))
+        self._spawn(self._land(flight, key))
         try:
             generation = await flight.started()
         except BaseException:
@@ -156,7 +145,7 @@ class Answers:
         """Keep what *flight* has made, and let nobody join it any more."""
         try:
             generation = await flight.landed()
-            if generation is not None and is_whole(generation.snapshot):
+            if generation is not None and is_whole(generation.snapshot) and generation.observed.fallback is None:
                 await self._cache.keep(key, generation.prompt_tokens, generation.snapshot, generation.dropped_messages)
         finally:
             if self._flights.get(key) is flight:
@@ -164,7 +153,7 @@ class Answers:
             if flight.generation is not None:
                 self._leaving.pop(flight.generation.id, None)
 
-    async def _follow(self, flight: Flight, asked: _Asked) -> Generation:
+    async def _follow(self, flight: Flight, asked: Asked) -> Generation:
         """Read what is being made for another; if that is refused, make it for this one alone."""
         leave = flight.join()
         lease: Lease | None = None
@@ -179,15 +168,20 @@ class Answers:
             # The first one's budgets, its turn, its moment: none of it is this one's.
             await lease.settle(refund=True)
             asked.observed.cache = "miss"
-            return await self._gateway.start(asked.request, asked.caller, observed=asked.observed)
+            return await self._gateway.begin(asked)
         except BaseException:
             leave()
             if lease is not None:
                 self._spawn(lease.settle(refund=True))
             raise
+        return self._repeated(leading, asked, lease, leave)
+
+    def _repeated(self, leading: Generation, asked: Asked, lease: Lease, leave: Callable[[], None]) -> Generation:
+        """A generation that tells what *leading* makes, until its reader leaves."""
         work = Told(leading.prompt_tokens, len(leading.snapshot.choices), leading.dropped_messages)
         generation = Generation(work, lease, model=asked.request.model, fingerprint=leading.fingerprint)
         self._as_hit(generation, asked)
+        asked.observed.fallback = leading.observed.fallback
         asked.observed.generates("first_token")
         # Two tasks: one that is cancelled before it has begun would settle nothing.
         repeating = asyncio.create_task(_repeat(leading, generation))
@@ -221,22 +215,22 @@ class Answers:
             finally:
                 del self._leaving[generation.id]
 
-    async def _tell(self, entry: Entry, asked: _Asked) -> Generation:
+    async def _tell(self, entry: Entry, asked: Asked) -> Generation:
         """The answer that was kept."""
         lease = await self._lease(asked)
         work = Told(entry.prompt_tokens, len(entry.choices), entry.dropped_messages)
-        generation = ToldAgain(work, lease, model=asked.request.model, fingerprint=self._keys.fingerprint)
+        generation = ToldAgain(work, lease, model=asked.request.model, fingerprint=asked.settled.fingerprint)
         generation.snapshot = entry.snapshot
         self._as_hit(generation, asked)
         asked.observed.generates("settle")
         await self._end(generation, None, refund=False)
         return generation
 
-    def _as_hit(self, generation: Generation, asked: _Asked) -> None:
+    def _as_hit(self, generation: Generation, asked: Asked) -> None:
         asked.observed.cache = "hit"
         generation.free = True
         generation.observed = asked.observed
-        generation.pacing = asked.request.pacing or Pacing(asked.tier.chunking)
+        generation.pacing = asked.settled.pacing
 
     async def _end(self, generation: Generation, error: MulgilError | None, *, refund: bool) -> None:
         """Settle, and then tell the end, as the gateway does."""
@@ -247,7 +241,7 @@ class Answers:
             generation.close(error)
             generation.conclude(refused=refund)
 
-    async def _lease(self, asked: _Asked) -> Lease:
+    async def _lease(self, asked: Asked) -> Lease:
         """One request's, and no tokens'."""
         account = Account(asked.caller.tenant, asked.caller.key_id)
         lease = self._gates.leases.open(account, *limits_of_tier(asked.tier))

@@ -12,7 +12,7 @@ from mulgil.api.body import BodyRules, read_checked, validated
 from mulgil.api.chat_stream import frames, heartbeat
 from mulgil.api.context import caller_of, observed_of
 from mulgil.api.disconnect import unless_gone
-from mulgil.api.generations import Telling, headers_of, public_id, reply, told_logprobs, usage
+from mulgil.api.generations import Telling, headers_of, public_id, reply, told_logprobs, usage, wishes_of
 from mulgil.api.openapi import documented
 from mulgil.api.sse import Events, EventStream, Silence
 from mulgil.engine.base import ChoiceSnapshot, Snapshot
@@ -43,7 +43,8 @@ def routes(answers: Answers, rules: BodyRules, silence: Silence, streams: KeptSt
     async def create_chat_completion(request: Request) -> Response:
         asked = await read_chat(request, rules)
         if asked.stream_options is not None and asked.stream_options.resumable:
-            starting = streams.start(asked, caller_of(request.scope), observed_of(request.scope))
+            wishes = wishes_of(request.headers)
+            starting = streams.start(asked, caller_of(request.scope), observed_of(request.scope), wishes)
             kept = await unless_gone(request.receive, starting)
             with_ids = "text/event-stream" in request.headers.get("accept", "")
             return kept_stream(streams, kept, silence, with_ids=with_ids)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -13,7 +14,9 @@ from mulgil.api.context import caller_of, observed_of
 from mulgil.api.disconnect import unless_gone
 from mulgil.api.errors import JSONBody
 from mulgil.api.sse import Events, EventStream, Silence
-from mulgil.cache.control import ANY, CacheControl, cache_control
+from mulgil.asked import Wishes
+from mulgil.cache.control import ANY, cache_control
+from mulgil.catalogue import FALLBACK_HEADER, VARIANT_HEADER
 from mulgil.engine.base import Snapshot, TextRequest, TokenLogprob
 from mulgil.generation import Generation
 from mulgil.schemas.usage import CompletionTokensDetails, PromptTokensDetails, Usage
@@ -45,7 +48,7 @@ async def reply(request: Request, answers: Answers, asked: TextRequest, telling:
         ClientGone: nobody waits for the reply any more.
     """
     observed = observed_of(request.scope)
-    starting = answers.start(asked, caller_of(request.scope), observed=observed, control=_control(request))
+    starting = answers.start(asked, caller_of(request.scope), observed=observed, wishes=wishes_of(request.headers))
     generation = await unless_gone(request.receive, starting)
 
     def abandon() -> None:
@@ -61,19 +64,26 @@ async def reply(request: Request, answers: Answers, asked: TextRequest, telling:
     return JSONBody(telling.body(generation, snapshot), headers=headers_of(generation))
 
 
-def _control(request: Request) -> CacheControl:
-    sent = request.headers.getlist("cache-control")
-    return cache_control(",".join(sent)) if sent else ANY
+def wishes_of(headers: Headers) -> Wishes:
+    """What the headers of a request ask for."""
+    cache = headers.getlist("cache-control")
+    return Wishes(
+        cache=cache_control(",".join(cache)) if cache else ANY,
+        variant=headers.get(VARIANT_HEADER),
+        passed_on=FALLBACK_HEADER in headers,
+    )
 
 
 def headers_of(generation: Generation) -> dict[str, str]:
-    """What the headers of an answer tell: its budgets, how many messages the conversation has lost, and the cache."""
-    dropped, cache = generation.dropped_messages, generation.observed.cache
-    return (
-        generation.lease.headers()
-        | ({"x-mulgil-truncated-messages": str(dropped)} if dropped else {})
-        | ({"x-mulgil-cache": cache} if cache else {})
-    )
+    """What the headers of an answer tell: its budgets, and what became of the request on its way."""
+    observed, dropped = generation.observed, generation.dropped_messages
+    told = {
+        "x-mulgil-truncated-messages": str(dropped) if dropped else None,
+        "x-mulgil-cache": observed.cache,
+        VARIANT_HEADER: observed.variant,
+        FALLBACK_HEADER: observed.fallback,
+    }
+    return generation.lease.headers() | {name: value for name, value in told.items() if value}
 
 
 def usage(generation: Generation, snapshot: Snapshot) -> Usage:

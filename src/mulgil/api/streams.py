@@ -14,7 +14,7 @@ from mulgil.api.chat_stream import frames, heartbeat, last_id
 from mulgil.api.context import caller_of, context_of, observed_of
 from mulgil.api.disconnect import unless_gone
 from mulgil.api.errors import JSONBody, error_frame
-from mulgil.api.generations import headers_of
+from mulgil.api.generations import headers_of, wishes_of
 from mulgil.api.openapi import documented
 from mulgil.api.sse import Events, EventStream, Silence
 from mulgil.auth.tickets import Tickets
@@ -92,7 +92,7 @@ def routes(streams: KeptStreams, tickets: Tickets, rules: BodyRules, silence: Si
 
 
 async def _start(request: Request, streams: KeptStreams, asked: ChatCompletionRequest) -> KeptStream:
-    starting = streams.start(asked, caller_of(request.scope), observed_of(request.scope))
+    starting = streams.start(asked, caller_of(request.scope), observed_of(request.scope), wishes_of(request.headers))
     return await unless_gone(request.receive, starting)
 
 

@@ -15,7 +15,7 @@ from mulgil.api.body import BodyRules, parsed
 from mulgil.api.chat import checked_chat
 from mulgil.api.context import caller_of, observed_of
 from mulgil.api.errors import envelope
-from mulgil.api.generations import usage
+from mulgil.api.generations import usage, wishes_of
 from mulgil.api.websocket_door import refuse, spoken
 from mulgil.auth.keys import Caller
 from mulgil.engine.truncation import kept
@@ -82,6 +82,7 @@ class _Conversation:
         self._gateway = gateway
         self._rules = rules
         self._caller: Caller = caller_of(websocket.scope)
+        self._wishes = wishes_of(websocket.headers)
         self._observed = observed_of(websocket.scope)
         self._history: list[dict[str, Any]] = []
         self._size = 0
@@ -148,7 +149,7 @@ class _Conversation:
 
     async def _asked(self, said: dict[str, Any], size: int) -> ChatCompletionRequest:
         body = {name: value for name, value in said.items() if name not in ("type", "id", "content")}
-        body.setdefault("model", self._gateway.models[0])
+        body.setdefault("model", self._gateway.catalogue.main)
         if "messages" not in body:
             body["messages"] = [*self._history, {"role": "user", "content": said.get("content")}]
             size += self._size
@@ -164,7 +165,9 @@ class _Conversation:
     async def _answer(self, asked: ChatCompletionRequest, turn: str | None) -> None:
         observed = self._observed.turn(_ROUTE)
         try:
-            self._generation = generation = await self._gateway.start(asked, self._caller, observed=observed)
+            self._generation = generation = await self._gateway.start(
+                asked, self._caller, wishes=self._wishes, observed=observed
+            )
             observed.answers(200)
             if generation.dropped_messages:
                 self._forget(asked, generation.dropped_messages)

@@ -67,14 +67,20 @@ class AnswerKeys:
 
     Args:
         seal: makes the digests.
-        fingerprint: names the model and the way it is served; what another one has answered is not found.
     """
 
-    def __init__(self, seal: Seal, fingerprint: str) -> None:
+    def __init__(self, seal: Seal) -> None:
         self._seal = seal
-        self.fingerprint = fingerprint
 
-    def key(self, tenant: str, request: TextRequest, default_max_tokens: int | None) -> str:
-        """The key of *request* for *tenant*; nobody can tell from it what was asked, nor by whom."""
+    def key(self, tenant: str, request: TextRequest, fingerprint: str, default_max_tokens: int | None) -> str:
+        """The key of *request* for *tenant*; nobody can tell from it what was asked, nor by whom.
+
+        Args:
+            tenant: who asks; nobody else finds the answer.
+            request: a settled one.
+            fingerprint: names the model, its variant and the way they are served; what another one has answered is
+                not found.
+            default_max_tokens: longest answer of its tier, where it sets none.
+        """
         told = canonical(request, default_max_tokens)
-        return self._seal.digest(b"key", tenant.encode(), self.fingerprint.encode(), told).hex()
+        return self._seal.digest(b"key", tenant.encode(), fingerprint.encode(), told).hex()

@@ -143,7 +143,51 @@ class Prepared:
         return self.choices * len(self.prompts)
 
 
-class Engine(Protocol):
+class Answerer(Protocol):
+    """Whoever answers requests with texts that only grow."""
+
+    async def prepare(
+        self,
+        request: TextRequest,
+        *,
+        tenant: str,
+        default_max_tokens: int | None = None,
+        adapter: str | None = None,
+    ) -> Prepared:
+        """Render and tokenise. A chat whose `truncation` is `auto` loses its oldest turns until it fits.
+
+        Args:
+            request: what to answer.
+            tenant: keeps its prefix cache apart from every other tenant's.
+            default_max_tokens: longest answer where the request sets none; None is the engine's own.
+
+        Raises:
+            ContextLengthError: the prompt leaves no room for an answer, or not the room that was asked for.
+            MulgilError: the request cannot be served, for a reason that is the client's to mend.
+        """
+        ...
+
+    def generate(self, prepared: Prepared) -> AsyncGenerator[Snapshot]:
+        """Run *prepared*. The first snapshot is empty and says: the engine has accepted the request.
+
+        The last snapshot has a finish reason in every choice, and no snapshot after it.
+        An iterator that is closed or cancelled early aborts the request.
+
+        Raises:
+            EngineUnavailableError: the engine is dead or died meanwhile.
+            EngineError: the engine failed this request; others go on.
+        """
+        ...
+
+    async def abort(self, request_id: str) -> None:
+        """End a request early: its iterator gets a last snapshot, finish reason `abort`, exact counts.
+
+        An unknown or finished id is no error.
+        """
+        ...
+
+
+class Engine(Answerer, Protocol):
     """A language model that answers one tokenised request with a text that only grows.
 
     Every error that leaves an engine is a `mulgil.errors.MulgilError`.
@@ -176,20 +220,6 @@ class Engine(Protocol):
         """Free everything. Generations still running end with an error first. Safe to call twice."""
         ...
 
-    async def prepare(self, request: TextRequest, *, tenant: str, default_max_tokens: int | None = None) -> Prepared:
-        """Render and tokenise. A chat whose `truncation` is `auto` loses its oldest turns until it fits.
-
-        Args:
-            request: what to answer.
-            tenant: keeps its prefix cache apart from every other tenant's.
-            default_max_tokens: longest answer where the request sets none; None is the engine's own.
-
-        Raises:
-            ContextLengthError: the prompt leaves no room for an answer, or not the room that was asked for.
-            MulgilError: the request cannot be served, for a reason that is the client's to mend.
-        """
-        ...
-
     async def tokenize(self, request: TokenizeRequest) -> list[int]:
         """The token ids of a text, or of a conversation as `prepare` would render it.
 
@@ -203,25 +233,6 @@ class Engine(Protocol):
 
         Raises:
             InvalidFieldError: there is no such token.
-        """
-        ...
-
-    def generate(self, prepared: Prepared) -> AsyncGenerator[Snapshot]:
-        """Run *prepared*. The first snapshot is empty and says: the engine has accepted the request.
-
-        The last snapshot has a finish reason in every choice, and no snapshot after it.
-        An iterator that is closed or cancelled early aborts the request.
-
-        Raises:
-            EngineUnavailableError: the engine is dead or died meanwhile.
-            EngineError: the engine failed this request; others go on.
-        """
-        ...
-
-    async def abort(self, request_id: str) -> None:
-        """End a request early: its iterator gets a last snapshot, finish reason `abort`, exact counts.
-
-        An unknown or finished id is no error.
         """
         ...
 

@@ -91,7 +91,14 @@ class SimulatedEngine:
     async def stop(self) -> None:
         self._die()
 
-    async def prepare(self, request: TextRequest, *, tenant: str, default_max_tokens: int | None = None) -> Prepared:
+    async def prepare(
+        self,
+        request: TextRequest,
+        *,
+        tenant: str,
+        default_max_tokens: int | None = None,
+        adapter: str | None = None,
+    ) -> Prepared:
         wanted = longest_answer(request, default_max_tokens, self._default_max_tokens)
 
         async def render(asked: TextRequest, free: int) -> Prepared:

@@ -6,15 +6,14 @@ say, wherever it stands, and the last turn.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from mulgil.engine.base import TextRequest
 from mulgil.errors import ContextLengthError
 from mulgil.schemas.chat import ChatCompletionRequest
 from mulgil.schemas.messages import ChatMessage
-from mulgil.tiers import ModelOptions
 
 T = TypeVar("T")
 
@@ -51,12 +50,10 @@ def room_for_answer(request: ChatCompletionRequest, longest: int, context: int) 
     return Room(min(longest, max(context // _MOST_UNASKED, 1)))
 
 
-def decided(request: TextRequest, models: Mapping[str, ModelOptions]) -> TextRequest:
-    """*request* with the truncation of its model, where it is a chat and says nothing of it."""
+def decided(request: TextRequest, default: Literal["auto", "disabled"]) -> TextRequest:
+    """*request* with the truncation that is its model's *default*, where it is a chat and says nothing of it."""
     if isinstance(request, ChatCompletionRequest) and request.truncation is None:
-        options = models.get(request.model)
-        if options is not None:
-            return request.model_copy(update={"truncation": options.truncation})
+        return request.model_copy(update={"truncation": default})
     return request
 
 

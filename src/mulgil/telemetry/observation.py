@@ -104,6 +104,8 @@ class Observation:
     operation: str | None = None
     model: str | None = None
     truncated_messages: int = 0
+    variant: str | None = None
+    fallback: str | None = None
     status: int = 0
     error: str | None = None
     hung_up: bool = False

@@ -106,7 +106,14 @@ class VLLMEngine:
     async def stop(self) -> None:
         await self._hosted.stop(one for ids in self._running.values() for one in ids)
 
-    async def prepare(self, request: TextRequest, *, tenant: str, default_max_tokens: int | None = None) -> Prepared:
+    async def prepare(
+        self,
+        request: TextRequest,
+        *,
+        tenant: str,
+        default_max_tokens: int | None = None,
+        adapter: str | None = None,
+    ) -> Prepared:
         self._hosted.living()
         self._prompts.check_ids(request)
         prepared_id = f"mg-{secrets.token_hex(12)}"
