@@ -92,7 +92,9 @@ def check_config(context: typer.Context) -> None:
         }
     report["tiers"] = {name: shown(tier) for name, tier in load_tiers(settings.config).items()}
     models = load_models(settings.config).items()
-    report["models"] = {name: model.model_dump(exclude={"price"}) for name, model in models}
+    report["models"] = {
+        name: model.model_dump(mode="json", exclude={"price"}, exclude_defaults=True) for name, model in models
+    }
     report["prices"] = {name: price.model_dump(mode="json") for name, price in load_prices(settings.config).items()}
     typer.echo(orjson.dumps(report, option=orjson.OPT_INDENT_2).decode())
 

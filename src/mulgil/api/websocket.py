@@ -227,7 +227,7 @@ class _Conversation:
             finish_reason="cancelled" if self._cancelled else choice.finish_reason,
             usage=usage(generation, snapshot).model_dump(),
             **({"tool_calls": calls} if calls else {}),
-            **({"truncated_messages": generation.dropped_messages} if generation.dropped_messages else {}),
+            **_way(generation),
         )
 
     async def _fail(self, error: MulgilError, turn: str | None, observed: Observation) -> None:
@@ -249,6 +249,17 @@ class _Conversation:
             self._cancelled = False  # there is nobody to be told
             self._turn.cancel()
             await asyncio.wait([self._turn])
+
+
+def _way(generation: Generation) -> dict[str, Any]:
+    """What became of a turn on its way; the headers of an answer over HTTP say the same."""
+    observed = generation.observed
+    told = {
+        "truncated_messages": generation.dropped_messages,
+        "variant": observed.variant,
+        "fallback": observed.fallback,
+    }
+    return {name: value for name, value in told.items() if value}
 
 
 def _nothing_used() -> dict[str, Any]:
