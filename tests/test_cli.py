@@ -42,7 +42,8 @@ def test_check_config_prints_what_is_in_force_with_secrets_hidden(tmp_path: Path
     shown = orjson.loads(done.stdout)
     assert (shown["engine"], shown["port"], shown["max_choices"]) == ("simulated", 9, 3)
     assert shown["models"] == {"m": {"truncation": "auto"}}
-    assert "secret" not in done.stdout
+    assert "secret-key" not in done.stdout
+    assert "hf_secret" not in done.stdout
 
 
 @pytest.mark.parametrize(
