@@ -81,8 +81,12 @@ class CountingEngine(SimulatedEngine):
         self.counts = Counts()
         self._who: dict[str, str] = {}
 
-    async def prepare(self, request: TextRequest, *, tenant: str, default_max_tokens: int | None = None) -> Prepared:
-        prepared = await super().prepare(request, tenant=tenant, default_max_tokens=default_max_tokens)
+    async def prepare(
+        self, request: TextRequest, *, tenant: str, default_max_tokens: int | None = None, adapter: str | None = None
+    ) -> Prepared:
+        prepared = await super().prepare(
+            request, tenant=tenant, default_max_tokens=default_max_tokens, adapter=adapter
+        )
         self._who[prepared.id] = request.user or ""
         return prepared
 

@@ -16,6 +16,8 @@ from mulgil.cache.sealing import Seal
 from mulgil.cache.store import AnswerStore
 from mulgil.engine.base import Engine
 from mulgil.engine.load import Capacity
+from mulgil.engine.lora import AdapterRules
+from mulgil.engine.lora_registry import AdapterRegistry
 from mulgil.engine.simulated import SimulatedEngine
 from mulgil.errors import EngineUnavailableError
 from mulgil.schemas.completions import CompletionRequest
@@ -28,7 +30,7 @@ from mulgil.stores.redis import RedisStore
 from mulgil.stores.redis_answers import RedisAnswers
 from mulgil.stores.redis_keys import RedisKeys
 from mulgil.telemetry.traces import Tracing
-from mulgil.tiers import load_cached_models
+from mulgil.tiers import load_adapters, load_cached_models
 
 
 def build_store(settings: Settings) -> BudgetStore:
@@ -106,7 +108,9 @@ def check_engine_args(settings: Settings) -> None:
     """
     if settings.engine == "vllm" and (settings.engine_args or settings.spread):
         try:
-            importlib.import_module("mulgil.engine.vllm.adapter").VLLMEngine(settings)
+            importlib.import_module("mulgil.engine.vllm.adapter").VLLMEngine(
+                settings, adapters=adapter_rules(settings)
+            )
         except ImportError as error:
             raise ValueError(f"engine_args cannot be checked, since vLLM cannot be imported: {error}") from error
 
@@ -124,7 +128,7 @@ def take_part(settings: Settings) -> int:
         node = importlib.import_module("mulgil.engine.vllm.node")
     except ImportError as error:
         raise ValueError(f"vLLM cannot be imported: {error}") from error
-    return int(node.take_part(settings))
+    return int(node.take_part(settings, adapter_rules(settings)))
 
 
 async def build_engine(settings: Settings, tracing: Tracing | None = None) -> Engine:
@@ -152,10 +156,46 @@ async def build_engine(settings: Settings, tracing: Tracing | None = None) -> En
         tracing.serve_all()
     try:
         endpoint = tracing.endpoint if tracing else None
-        engine: Engine = adapter.VLLMEngine(settings, with_series=settings.engine_metrics, traces_endpoint=endpoint)
+        engine: Engine = adapter.VLLMEngine(
+            settings,
+            with_series=settings.engine_metrics,
+            traces_endpoint=endpoint,
+            adapters=adapter_rules(settings),
+        )
     except ValueError as error:
         raise EngineUnavailableError(str(error)) from error
     return engine
+
+
+def adapter_rules(settings: Settings) -> AdapterRules:
+    """Which LoRA adapters the engine can have: none, unless some are configured or may be loaded later.
+
+    Raises:
+        ValueError: the file that names them cannot be read.
+    """
+    return AdapterRules(
+        enabled=bool(settings.adapter_folders or load_adapters(settings.config)),
+        folders=settings.adapter_folders,
+        most=settings.max_adapters,
+        max_rank=settings.max_lora_rank,
+    )
+
+
+def build_adapters(settings: Settings) -> AdapterRegistry:
+    """The LoRA adapters that the settings name, read from their folders.
+
+    Raises:
+        ValueError: one of them cannot be loaded, or has the name of a model.
+    """
+    taken = settings.model_names + settings.embedding_names
+    return AdapterRegistry(adapter_rules(settings), load_adapters(settings.config), taken)
+
+
+async def make_ready(engine: Engine, adapters: AdapterRegistry, *, canary: bool) -> None:
+    """Give *engine*, which has just started, all *adapters*, and with *canary* have it prove that it can answer."""
+    await adapters.load_into(engine)
+    if canary:
+        await prove(engine)
 
 
 async def prove(engine: Engine) -> None:

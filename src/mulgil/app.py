@@ -6,19 +6,28 @@ import os
 import signal
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 
 from mulgil import __version__
-from mulgil.adapters import build_caching, build_engine, build_keys, build_store, prove, with_fallback
+from mulgil.adapters import (
+    build_adapters,
+    build_caching,
+    build_engine,
+    build_keys,
+    build_store,
+    make_ready,
+    with_fallback,
+)
 from mulgil.admission.gates import Gates
 from mulgil.admission.lease import Leases
 from mulgil.admission.store import BudgetStore
 from mulgil.answers.answering import Answers
 from mulgil.api import (
+    adapters_admin,
     admin,
     chat,
     completions,
@@ -43,6 +52,7 @@ from mulgil.auth.source import KeyChain
 from mulgil.auth.tickets import Tickets
 from mulgil.embedders import Embeddings, build_embeddings
 from mulgil.engine.base import Engine
+from mulgil.engine.lora_registry import AdapterRegistry
 from mulgil.engine.supervisor import Health, Supervisor
 from mulgil.gateway import Gateway
 from mulgil.kept import KeptStreams
@@ -75,6 +85,7 @@ class Mulgil:
 
     app: FastAPI
     supervisor: Supervisor[Engine]
+    adapters: AdapterRegistry
     gateway: Gateway
     answers: Answers
     streams: KeptStreams
@@ -149,11 +160,12 @@ def build(
     if settings.node_rank:
         raise ValueError("'node_rank' names a machine that answers no requests: start it with `mulgil serve`")
     tracing = build_tracing(os.environ, __version__)
+    adapters = build_adapters(settings)
     supervisor = Supervisor(
         engine or (lambda: build_engine(settings, tracing)),
         patience=patience_of(settings),
         on_failed=on_engine_failed,
-        prove=prove if settings.engine_canary else None,
+        prove=lambda built: make_ready(built, adapters, canary=settings.engine_canary),
     )
     keys = build_keys(settings)
     guarded = GuardedStore(store or build_store(settings))
@@ -192,7 +204,7 @@ def build(
     told_by = Sources(settings, observer, supervisor, gateway, caching.cache, kept, embedding, leases, guarded, lag)
     read_from(registry, told_by, __version__)
     told = registry, tracing, build_metrics_port(settings, registry)
-    mulgil = Mulgil(app, supervisor, gateway, answers, kept, embedding, keys, leases, guarded, lag, kept_usage, *told)
+    mulgil = Mulgil(app, supervisor, adapters, gateway, answers, kept, embedding, keys, leases, guarded, lag, kept_usage, *told)
     app.state.mulgil = mulgil  # for servers that are only given the application
     described = add_routes(mulgil, settings, tickets)
     errors.install(app)
@@ -259,7 +271,9 @@ def add_admin_routes(mulgil: Mulgil, settings: Settings, tiers: Mapping[str, Tie
     mulgil.app.include_router(admin.routes(registrar, mulgil.store, audit, body_rules(settings)))
     if mulgil.usage.reports:
         mulgil.app.include_router(usage.admin_routes(mulgil.usage.reports))
-    return list(admin.MODELS)
+    rules = replace(body_rules(settings), unknown_fields="reject")
+    mulgil.app.include_router(adapters_admin.routes(mulgil.adapters, mulgil.supervisor.engine, audit, rules))
+    return [*admin.MODELS, *adapters_admin.MODELS]
 
 
 @asynccontextmanager

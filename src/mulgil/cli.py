@@ -19,7 +19,7 @@ from mulgil.packaged_model import DemoModelError
 from mulgil.quickstart import completed, snippet
 from mulgil.server import serve
 from mulgil.settings import Settings, problems, unknown_variables
-from mulgil.tiers import load_models, load_prices, load_tiers, shown
+from mulgil.tiers import load_adapters, load_models, load_prices, load_tiers, shown
 from mulgil.usage_command import usage
 
 _USAGE = 2
@@ -94,6 +94,7 @@ def check_config(context: typer.Context) -> None:
     models = load_models(settings.config).items()
     report["models"] = {name: model.model_dump(exclude={"price"}) for name, model in models}
     report["prices"] = {name: price.model_dump(mode="json") for name, price in load_prices(settings.config).items()}
+    report["adapters"] = {name: str(path) for name, path in load_adapters(settings.config).items()}
     typer.echo(orjson.dumps(report, option=orjson.OPT_INDENT_2).decode())
 
 
@@ -123,6 +124,7 @@ def _check(settings: Settings) -> None:
         settings.check()
         build_usage(settings, load_tiers(settings.config))
         build_keys(settings)
+        build_adapters(settings)
         Audit(settings.audit_log)
     except ValueError as error:
         _stop(str(error))

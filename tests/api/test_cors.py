@@ -19,10 +19,14 @@ SENT = "authorization,content-type,x-stainless-lang,x-stainless-os,x-stainless-r
 class FaultyOnDemand(SimulatedEngine):
     """An engine with a fault that one prompt meets."""
 
-    async def prepare(self, request: TextRequest, *, tenant: str, default_max_tokens: int | None = None) -> Prepared:
+    async def prepare(
+        self, request: TextRequest, *, tenant: str, default_max_tokens: int | None = None, adapter: str | None = None
+    ) -> Prepared:
         if isinstance(request, ChatCompletionRequest) and request.messages[-1].text == "fault":
             raise RuntimeError("inside")
-        return await super().prepare(request, tenant=tenant, default_max_tokens=default_max_tokens)
+        return await super().prepare(
+            request, tenant=tenant, default_max_tokens=default_max_tokens, adapter=adapter
+        )
 
 
 async def faulty_on_demand() -> Engine:

@@ -359,7 +359,9 @@ async def test_a_wrong_method_is_a_405_that_says_which_is_right(
 class Faulty(SimulatedEngine):
     """An engine with a fault in it."""
 
-    async def prepare(self, request: TextRequest, *, tenant: str, default_max_tokens: int | None = None) -> Prepared:
+    async def prepare(
+        self, request: TextRequest, *, tenant: str, default_max_tokens: int | None = None, adapter: str | None = None
+    ) -> Prepared:
         raise RuntimeError("the inside of the engine")
 
 
