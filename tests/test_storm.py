@@ -84,9 +84,7 @@ class CountingEngine(SimulatedEngine):
     async def prepare(
         self, request: TextRequest, *, tenant: str, default_max_tokens: int | None = None, adapter: str | None = None
     ) -> Prepared:
-        prepared = await super().prepare(
-            request, tenant=tenant, default_max_tokens=default_max_tokens, adapter=adapter
-        )
+        prepared = await super().prepare(request, tenant=tenant, default_max_tokens=default_max_tokens, adapter=adapter)
         self._who[prepared.id] = request.user or ""
         return prepared
 

@@ -108,9 +108,7 @@ def check_engine_args(settings: Settings) -> None:
     """
     if settings.engine == "vllm" and (settings.engine_args or settings.spread):
         try:
-            importlib.import_module("mulgil.engine.vllm.adapter").VLLMEngine(
-                settings, adapters=adapter_rules(settings)
-            )
+            importlib.import_module("mulgil.engine.vllm.adapter").VLLMEngine(settings, adapters=adapter_rules(settings))
         except ImportError as error:
             raise ValueError(f"engine_args cannot be checked, since vLLM cannot be imported: {error}") from error
 
@@ -181,7 +179,7 @@ def adapter_rules(settings: Settings) -> AdapterRules:
     )
 
 
-def build_adapters(settings: Settings) -> AdapterRegistry:
+def build_loras(settings: Settings) -> AdapterRegistry:
     """The LoRA adapters that the settings name, read from their folders.
 
     Raises:

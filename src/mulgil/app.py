@@ -6,22 +6,14 @@ import os
 import signal
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 
 from mulgil import __version__
-from mulgil.adapters import (
-    build_adapters,
-    build_caching,
-    build_engine,
-    build_keys,
-    build_store,
-    make_ready,
-    with_fallback,
-)
+from mulgil.adapters import build_caching, build_engine, build_keys, build_loras, build_store, make_ready, with_fallback
 from mulgil.admission.gates import Gates
 from mulgil.admission.lease import Leases
 from mulgil.admission.store import BudgetStore
@@ -159,8 +151,7 @@ def build(
     settings.check()
     if settings.node_rank:
         raise ValueError("'node_rank' names a machine that answers no requests: start it with `mulgil serve`")
-    tracing = build_tracing(os.environ, __version__)
-    adapters = build_adapters(settings)
+    tracing, adapters = build_tracing(os.environ, __version__), build_loras(settings)
     supervisor = Supervisor(
         engine or (lambda: build_engine(settings, tracing)),
         patience=patience_of(settings),
@@ -204,7 +195,9 @@ def build(
     told_by = Sources(settings, observer, supervisor, gateway, caching.cache, kept, embedding, leases, guarded, lag)
     read_from(registry, told_by, __version__)
     told = registry, tracing, build_metrics_port(settings, registry)
-    mulgil = Mulgil(app, supervisor, adapters, gateway, answers, kept, embedding, keys, leases, guarded, lag, kept_usage, *told)
+    mulgil = Mulgil(
+        app, supervisor, adapters, gateway, answers, kept, embedding, keys, leases, guarded, lag, kept_usage, *told
+    )
     app.state.mulgil = mulgil  # for servers that are only given the application
     described = add_routes(mulgil, settings, tickets)
     errors.install(app)
@@ -271,8 +264,8 @@ def add_admin_routes(mulgil: Mulgil, settings: Settings, tiers: Mapping[str, Tie
     mulgil.app.include_router(admin.routes(registrar, mulgil.store, audit, body_rules(settings)))
     if mulgil.usage.reports:
         mulgil.app.include_router(usage.admin_routes(mulgil.usage.reports))
-    rules = replace(body_rules(settings), unknown_fields="reject")
-    mulgil.app.include_router(adapters_admin.routes(mulgil.adapters, mulgil.supervisor.engine, audit, rules))
+    loading = adapters_admin.routes(mulgil.adapters, mulgil.supervisor.engine, audit, body_rules(settings))
+    mulgil.app.include_router(loading)
     return [*admin.MODELS, *adapters_admin.MODELS]
 
 

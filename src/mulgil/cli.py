@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from pydantic_settings import CliApp
 
 from mulgil import __version__
-from mulgil.adapters import build_keys, check_engine_args, take_part
+from mulgil.adapters import build_keys, build_loras, check_engine_args, take_part
 from mulgil.audit import Audit
 from mulgil.doctor_command import doctor
 from mulgil.embedders import check_embeddings_engine_args
@@ -124,7 +124,7 @@ def _check(settings: Settings) -> None:
         settings.check()
         build_usage(settings, load_tiers(settings.config))
         build_keys(settings)
-        build_adapters(settings)
+        build_loras(settings)
         Audit(settings.audit_log)
     except ValueError as error:
         _stop(str(error))

@@ -24,9 +24,7 @@ class FaultyOnDemand(SimulatedEngine):
     ) -> Prepared:
         if isinstance(request, ChatCompletionRequest) and request.messages[-1].text == "fault":
             raise RuntimeError("inside")
-        return await super().prepare(
-            request, tenant=tenant, default_max_tokens=default_max_tokens, adapter=adapter
-        )
+        return await super().prepare(request, tenant=tenant, default_max_tokens=default_max_tokens, adapter=adapter)
 
 
 async def faulty_on_demand() -> Engine:

@@ -1,6 +1,7 @@
 """`/admin/adapters`: LoRA adapters that are loaded and unloaded while the server runs."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from fastapi import APIRouter, Depends
@@ -30,8 +31,9 @@ def routes(adapters: AdapterRegistry, engine: Callable[[], Engine], audit: Audit
         adapters: what is served.
         engine: gives the engine, or raises `EngineUnavailableError`.
         audit: is told of every change.
-        rules: for bodies.
+        rules: for bodies; unknown fields are refused whatever they say.
     """
+    rules = replace(rules, unknown_fields="reject")
     router = APIRouter(prefix="/admin/adapters", dependencies=[Depends(require_admin)])
 
     def view(adapter: Adapter) -> AdapterView:

@@ -136,20 +136,34 @@ def _check_config(path: Path, max_rank: int) -> None:
         raise refused(f"'target_modules' in its {CONFIG} is neither a list nor a text")
 
 
-def _check_weights(path: Path, max_rank: int) -> None:
-    """Look at the names and shapes, which the format has in front of the weights."""
-    with path.open("rb") as file:
+def shapes_in(weights: Path) -> dict[str, list[int]]:
+    """The shapes of the tensors in a safetensors file, by name: the format has them in front of the weights.
+
+    Raises:
+        InvalidFieldError: it is none.
+        OSError: it cannot be read.
+    """
+    with weights.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        if not 2 <= length <= min(_LONGEST_HEADER, path.stat().st_size - 8):
+        if not 2 <= length <= min(_LONGEST_HEADER, weights.stat().st_size - 8):
             raise refused(f"its {WEIGHTS} is no safetensors file")
         header = _json(file.read(length), WEIGHTS)
-    tensors = {name: told for name, told in header.items() if name != "__metadata__"}
-    if not any(".lora_" in name for name in tensors):
-        raise refused(f"its {WEIGHTS} has no LoRA weights")
-    for name, told in tensors.items():
+    shapes = {}
+    for name, told in header.items():
+        if name == "__metadata__":
+            continue
         shape = told.get("shape") if isinstance(told, dict) else None
         if not isinstance(shape, list) or not all(type(size) is int for size in shape):
             raise refused(f"its {WEIGHTS} is no safetensors file")
+        shapes[name] = shape
+    return shapes
+
+
+def _check_weights(path: Path, max_rank: int) -> None:
+    shapes = shapes_in(path)
+    if not any(".lora_" in name for name in shapes):
+        raise refused(f"its {WEIGHTS} has no LoRA weights")
+    for name, shape in shapes.items():
         # Those of experts may be many in one tensor.
         if name.endswith(".lora_A.weight") and shape and ".experts" not in name:
             _check_rank(shape[0], max_rank)

@@ -24,8 +24,8 @@ Source = Literal["config", "admin"]
 class AdapterRegistry:
     """Loads adapters into the engine of the moment, and into each that comes after it.
 
-    An adapter that is replaced or unloaded is gone for new requests at once; those that were prepared with it, whether they
-    run or wait, end with it.
+    An adapter that is replaced or unloaded is gone for new requests at once; those that were prepared with it, whether
+    they run or wait, end with it.
 
     Args:
         rules: which adapters the engine can have.
@@ -82,7 +82,9 @@ class AdapterRegistry:
                     raise
                 except MulgilError as error:
                     if not self._begun:
-                        raise EngineUnavailableError(f"Adapter '{known.name}' cannot be loaded. {error.message}") from error
+                        raise EngineUnavailableError(
+                            f"Adapter '{known.name}' cannot be loaded. {error.message}"
+                        ) from error
                     log.error("adapter %s cannot be loaded again, and is not served any more: %s", known.name, error)
                     self._forget(known.name)
             self._begun = True
@@ -104,8 +106,8 @@ class AdapterRegistry:
             self._check_name(name)
             if name not in self._adapters and len(self._adapters) >= self._rules.most:
                 raise AdapterConflictError(
-                    f"There are {len(self._adapters)} adapters, which is as many as may be ('max_adapters'). Unload one "
-                    "first."
+                    f"There are {len(self._adapters)} adapters, which is as many as may be ('max_adapters'). "
+                    "Unload one first."
                 )
             adapter = await self._loaded(engine(), name, path, "admin")
             self._adapters[name], self._sources[name] = adapter, "admin"

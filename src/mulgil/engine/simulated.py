@@ -1,7 +1,8 @@
 """A deterministic engine without a model: `--engine simulated`.
 
-For front ends, load tests and fault tests. The answer depends on the prompt, and on the LoRA adapter if there is one; time passes as
-set, and a `/simulate {…}` at the end of the last user message scripts one request, faults included:
+For front ends, load tests and fault tests. The answer depends on the prompt and the LoRA adapter alone,
+time passes as set, and a `/simulate {…}` at the end of the last user message scripts one request, faults
+included:
 
     /simulate {"tokens": 40, "gap": 0.05, "fail_at": 12}
 """

@@ -204,16 +204,20 @@ class VLLMEngine:
                         cached[index] = output.num_cached_tokens or 0
                     yield Snapshot(tuple(choices), sum(cached))
         finally:
-            ids = self._running.pop(prepared.id)
-            self._pace.streams = len(self._running)
-            for collector in collectors:
-                collector.close()
-            try:
-                if not inbox.over and not llm.errored:
-                    await llm.abort(ids)
-            finally:
-                if work.hold:
-                    work.hold.release()
+            await self._end(prepared, llm, inbox, collectors)
+
+    async def _end(self, prepared: Prepared, llm: Any, inbox: Inbox, collectors: Sequence[Any]) -> None:
+        """Nobody reads *prepared* any more: have *llm* make nothing of it any more, and let its adapter go."""
+        ids = self._running.pop(prepared.id)
+        self._pace.streams = len(self._running)
+        for collector in collectors:
+            collector.close()
+        try:
+            if not inbox.over and not llm.errored:
+                await llm.abort(ids)
+        finally:
+            if prepared.payload.hold:  # type: ignore[attr-defined]  # generate() has looked at it
+                prepared.payload.hold.release()  # type: ignore[attr-defined]  # as above
 
     def _interval(self, strand: Strand) -> Callable[[], float]:
         """Gives the seconds between two snapshots."""

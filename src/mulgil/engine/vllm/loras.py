@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import logging
+import re
 import weakref
 from collections.abc import Awaitable
 from contextlib import suppress
@@ -11,7 +12,7 @@ from typing import Any, TypeVar
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from mulgil.engine.lora import Adapter, refused
+from mulgil.engine.lora import WEIGHTS, Adapter, refused, shapes_in
 from mulgil.engine.vllm.errors import unavailable
 from mulgil.engine.vllm.hosting import HostedLLM
 from mulgil.errors import AdapterConflictError, EngineUnavailableError, ModelNotFoundError
@@ -21,8 +22,14 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _TIMEOUT = 25.0
-"""Seconds for a call; less than the silence after which an engine is rebuilt, since the core does nothing else meanwhile."""
+"""Seconds for a call. The core does nothing else meanwhile, and one that is silent for longer is rebuilt."""
 _LONGEST_REASON = 300
+_WORKERS_WORDS = re.compile(r"Worker failed with error '(.*)', please check", re.DOTALL)
+_IN_A_LAYER = re.compile(
+    r"base_model\.model\.model\.layers\.(?P<layer>\d+)\.(self_attn|mlp)\.(?P<module>\w+)\.lora_(?P<side>[AB])\.weight"
+)
+_READ_HIDDEN = frozenset(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"))
+_WRITE_HIDDEN = frozenset(("o_proj", "down_proj"))
 
 
 class Loaded:
@@ -73,8 +80,8 @@ def _in_loop(loop: asyncio.AbstractEventLoop, on_released: Any, loaded: Loaded) 
 class LoadedAdapters:
     """Which adapters the core has, and which of them somebody still needs.
 
-    vLLM loads from disk whatever a step needs and is not there, and dies when that fails; so what it has must be there for as
-    long as a request may need it, and never be pushed out by another.
+    vLLM loads from disk whatever a step needs and is not there, and dies when that fails; so what it has must be there
+    for as long as a request may need it, and never be pushed out by another.
 
     Args:
         hosted: the engine.
@@ -109,8 +116,9 @@ class LoadedAdapters:
             return
         if self._resident >= self._most:
             raise AdapterConflictError(
-                "Running requests still need the adapters that were replaced or unloaded; try again when they have ended."
+                "Running requests still need adapters that were replaced or unloaded; try again when they have ended."
             )
+        await asyncio.to_thread(_check_fits, adapter, llm.model_config.hf_text_config)
         number = next(self._ids)
         request = LoRARequest(f"{adapter.name}:{adapter.version}:{number}", number, str(adapter.path))
         self._resident += 1
@@ -123,7 +131,7 @@ class LoadedAdapters:
         except Exception as error:
             log.warning("vLLM does not take the adapter %s: %s", adapter.name, error)
             self._remove(loaded)  # it may have a half of it
-            raise refused(f"vLLM does not take it: {str(error)[:_LONGEST_REASON]}") from error
+            raise refused(f"vLLM does not take it: {_reason(error)}") from error
         self._named[adapter.name] = loaded
         if before is not None:
             self._retire(before)
@@ -158,6 +166,32 @@ class LoadedAdapters:
             pass  # the next engine will not have it
         except Exception:
             log.exception("vLLM could not remove the adapter %s", loaded.adapter.name)
+
+
+def _check_fits(adapter: Adapter, model: Any) -> None:
+    """Refuse what is made for a *model* of another size: vLLM takes it, and writes it over a part of what it should be.
+
+    Raises:
+        InvalidFieldError: it is.
+    """
+    for name, shape in shapes_in(adapter.path / WEIGHTS).items():
+        if (found := _IN_A_LAYER.match(name)) is None or len(shape) != 2:
+            continue
+        if int(found["layer"]) >= model.num_hidden_layers:
+            raise refused(f"it is for a model with more than the {model.num_hidden_layers} layers of this one")
+        reads = found["side"] == "A" and found["module"] in _READ_HIDDEN
+        writes = found["side"] == "B" and found["module"] in _WRITE_HIDDEN
+        size = shape[1] if reads else shape[0]
+        if (reads or writes) and size != model.hidden_size:
+            raise refused(f"it is for a model whose hidden size is {size}, and that of this one is {model.hidden_size}")
+
+
+def _reason(error: Exception) -> str:
+    """What the worker said, out of what the processes above it have put around it."""
+    said = str(error).removeprefix("Call to add_lora method failed: ")
+    if found := _WORKERS_WORDS.search(said):
+        said = found[1]
+    return said[:_LONGEST_REASON]
 
 
 async def _answered(call: Awaitable[T], what: str) -> T:
