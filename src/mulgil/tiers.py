@@ -13,7 +13,7 @@ from mulgil.prices import Amount, Price, Prices
 
 DEFAULT = "default"
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
-TierName = AdapterName = Annotated[str, Field(pattern=NAME_PATTERN)]
+TierName = Annotated[str, Field(pattern=NAME_PATTERN)]
 Priority = Literal["interactive", "normal", "batch"]
 _UNLIMITED = "unlimited"
 
@@ -119,7 +119,7 @@ class _File(BaseModel):
 
     tiers: dict[TierName, Tier] = Field(default_factory=dict)
     models: dict[str, ModelOptions] = Field(default_factory=dict)
-    adapters: dict[AdapterName, AdapterOptions] = Field(default_factory=dict)
+    adapters: dict[TierName, AdapterOptions] = Field(default_factory=dict)
 
 
 def load_tiers(path: Path | None) -> Mapping[str, Tier]:

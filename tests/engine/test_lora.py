@@ -15,8 +15,8 @@ from mulgil.errors import InvalidFieldError
 Spoil = Callable[[Path], Any]
 
 
-def rules(folder: Path, **changes: Any) -> AdapterRules:
-    return AdapterRules(**{"enabled": True, "folders": (folder / "allowed",)} | changes)
+def rules(folder: Path) -> AdapterRules:
+    return AdapterRules(enabled=True, folders=(folder / "allowed",), max_rank=16)
 
 
 def reason(name: str, path: Path, given: AdapterRules, *, anywhere: bool = False) -> tuple[str | None, str]:

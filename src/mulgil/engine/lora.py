@@ -108,8 +108,8 @@ def _check_files(folder: Path, config: Path, weights: Path) -> None:
     for file in _PICKLED:
         if (folder / file).exists():
             raise refused(f"it has a '{file}', which is a pickle and can run code: only safetensors are loaded")
-    for file, name in ((config, CONFIG), (weights, WEIGHTS)):
-        if not file.is_file():
+    for name, found in ((CONFIG, config), (WEIGHTS, weights)):
+        if not found.is_file():
             raise refused(f"it has no file '{name}'")
 
 

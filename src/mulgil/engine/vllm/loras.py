@@ -174,7 +174,11 @@ def _check_fits(adapter: Adapter, model: Any) -> None:
     Raises:
         InvalidFieldError: it is.
     """
-    for name, shape in shapes_in(adapter.path / WEIGHTS).items():
+    try:
+        shapes = shapes_in(adapter.path / WEIGHTS)
+    except OSError as error:
+        raise refused(f"its {WEIGHTS} cannot be read: {error.strerror}") from error
+    for name, shape in shapes.items():
         if (found := _IN_A_LAYER.match(name)) is None or len(shape) != 2:
             continue
         if int(found["layer"]) >= model.num_hidden_layers:
