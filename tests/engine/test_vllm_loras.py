@@ -1,7 +1,6 @@
 """LoRA adapters in vLLM: what it is not given, what it is made to forget, and an engine that is rebuilt."""
 
 import gc
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,6 @@ pytestmark = pytest.mark.model
 
 REQUEST = ChatCompletionRequest.model_validate(chat_body("Tell me about water.", temperature=0, max_tokens=12))
 Q_PROJ = "base_model.model.model.layers.{}.self_attn.q_proj.lora_{}.weight"
-
-
-def tensors(**shapes: tuple[int, int]) -> Callable[[Path], None]:
-    return lambda folder: write_tensors(folder, shapes)
 
 
 def adapter(name: str, folder: Path) -> Adapter:
