@@ -186,7 +186,8 @@ class Engine(Protocol):
         requests may stand still while it is loaded.
 
         Raises:
-            InvalidFieldError: the engine cannot use it; names `path`, and the reason.
+            InvalidFieldError: the engine cannot use it, or its files are of another version by now; names `path`, and
+                the reason. The one before stays.
             AdapterConflictError: too many that were replaced or unloaded are still needed by running requests.
             EngineUnavailableError: the engine is dead or did not answer in time.
         """

@@ -85,6 +85,22 @@ def read_adapter(name: str, path: Path, rules: AdapterRules, *, anywhere: bool =
         raise refused(f"the folder cannot be read: {error.strerror}") from error
 
 
+def check_unchanged(adapter: Adapter) -> None:
+    """Refuse *adapter* if its files are not what they were when it was read; reads all of it once more.
+
+    For an engine that has read them meanwhile: what it has is then the version that it is said to be.
+
+    Raises:
+        InvalidFieldError: they are not.
+    """
+    try:
+        unchanged = _digest(adapter.path / CONFIG, adapter.path / WEIGHTS) == adapter.version
+    except OSError:
+        unchanged = False
+    if not unchanged:
+        raise refused("its files changed while they were loaded")
+
+
 def refused(reason: str) -> InvalidFieldError:
     """The error for a folder that cannot be loaded."""
     return InvalidFieldError(f"Invalid 'path': {reason.rstrip('.')}.", param="path", code="invalid_value")

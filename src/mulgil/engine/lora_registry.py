@@ -137,19 +137,10 @@ class AdapterRegistry:
         self._adapters[adapter.name] = adapter
 
     async def _loaded(self, engine: Engine, name: str, path: Path, source: Source) -> Adapter:
-        adapter = await self._read(name, path, source)
-        await engine.load_adapter(adapter)
-        if await self._read(name, path, source) != adapter:
-            await engine.unload_adapter(name)
-            self._forget(name)
-            raise InvalidFieldError(
-                "Invalid 'path': its files changed while they were loaded.", param="path", code="invalid_value"
-            )
-        return adapter
-
-    async def _read(self, name: str, path: Path, source: Source) -> Adapter:
         # In a thread: all of its bytes are read.
-        return await asyncio.to_thread(read_adapter, name, path, self._rules, anywhere=source == "config")
+        adapter = await asyncio.to_thread(read_adapter, name, path, self._rules, anywhere=source == "config")
+        await engine.load_adapter(adapter)
+        return adapter
 
     def _check_name(self, name: str) -> None:
         if name in self._taken:

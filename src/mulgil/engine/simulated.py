@@ -27,7 +27,7 @@ from mulgil.engine.base import (
     longest_answer,
 )
 from mulgil.engine.load import UNBOUNDED, Capacity, Load
-from mulgil.engine.lora import Adapter
+from mulgil.engine.lora import Adapter, check_unchanged
 from mulgil.engine.simulated_answers import Script, answer
 from mulgil.engine.simulated_tokens import VOCABULARY, encode, encode_message, token_bytes
 from mulgil.engine.simulated_voice import Voice
@@ -102,6 +102,7 @@ class SimulatedEngine:
 
     async def load_adapter(self, adapter: Adapter) -> None:
         await self.check()
+        await asyncio.to_thread(check_unchanged, adapter)
         self._adapters[adapter.name] = adapter
 
     async def unload_adapter(self, name: str) -> None:

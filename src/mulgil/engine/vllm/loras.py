@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from mulgil.engine.lora import WEIGHTS, Adapter, refused, shapes_in
+from mulgil.engine.lora import WEIGHTS, Adapter, check_unchanged, refused, shapes_in
 from mulgil.engine.vllm.errors import unavailable
 from mulgil.engine.vllm.hosting import HostedLLM
-from mulgil.errors import AdapterConflictError, EngineUnavailableError, ModelNotFoundError
+from mulgil.errors import AdapterConflictError, EngineUnavailableError, ModelNotFoundError, MulgilError
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +125,8 @@ class LoadedAdapters:
         loaded = Loaded(adapter, request)
         try:
             await _answered(llm.add_lora(request), f"load the adapter '{adapter.name}'")
-        except EngineUnavailableError:
+            await asyncio.to_thread(check_unchanged, adapter)
+        except (MulgilError, asyncio.CancelledError):
             self._remove(loaded)
             raise
         except Exception as error:
