@@ -10,6 +10,7 @@ from pydantic_core import PydanticUndefined
 
 from mulgil.settings import (
     ENV_PREFIX,
+    AdapterSettings,
     CacheSettings,
     EmbeddingSettings,
     EngineSettings,
@@ -30,6 +31,7 @@ GROUPS: tuple[type[BaseModel], ...] = (
     ServerSettings,
     TelemetrySettings,
     EngineSettings,
+    AdapterSettings,
     EmbeddingSettings,
 )
 

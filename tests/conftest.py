@@ -88,8 +88,10 @@ def vllm_spans() -> Generator[Receiver]:
 
 
 @pytest.fixture(scope="session")
-async def vllm_server(request: pytest.FixtureRequest, vllm_spans: Receiver) -> AsyncGenerator[Server]:
-    """A gateway on real vLLM with both demo models, started once for all tests."""
+async def vllm_server(
+    request: pytest.FixtureRequest, vllm_spans: Receiver, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncGenerator[Server]:
+    """A gateway on real vLLM with both demo models, ready for LoRA adapters, started once for all tests."""
     url: str | None = request.config.getoption("--vllm-at")
     if url:
         async with served_at(url) as elsewhere:
@@ -105,6 +107,7 @@ async def vllm_server(request: pytest.FixtureRequest, vllm_spans: Receiver) -> A
         embeddings_model=str(request.getfixturevalue("demo_embedder")),
         embeddings_served_name=(EMBEDDER,),
         metrics_port=0,
+        adapter_folders=(tmp_path_factory.mktemp("adapters"),),
     )
     before = dict(os.environ)
     os.environ.update(tracing)

@@ -1,6 +1,6 @@
 """What may be asked for, and what is filled in where a request leaves it open."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -131,3 +131,39 @@ def test_only_a_tier_that_may_chooses_its_variant_and_only_one_that_there_is() -
         settle(subject, "mix", tester, variant="old")
     with pytest.raises(InvalidFieldError, match="it has none"):
         settle(subject, MODEL, tester, variant="base")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (
+            {"mix": ModelOptions(variants={"p": Variant(adapter="parrot")})},
+            "models.mix.variants.p.adapter: there is no",
+        ),
+        ({"pirate": ModelOptions(alias=True)}, "models.pirate: something else"),
+        ({"embedder": ModelOptions(alias=True)}, "models.embedder: something else"),
+        ({MODEL: ModelOptions(fallbacks=("nobody",))}, "models.demo.fallbacks: no model and no upstream"),
+        ({MODEL: ModelOptions(fallbacks=("there", "pirate", "second"))}, ""),
+        ({MODEL: ModelOptions(fallbacks=("both",)), "both": ModelOptions(alias=True)}, "both a model and an upstream"),
+        ({MODEL: ModelOptions(fallbacks=(MODEL,))}, "cannot answer instead of itself"),
+        ({"unserved": ModelOptions(fallbacks=("there",))}, "models.unserved.fallbacks: nothing is served"),
+    ],
+)
+def test_options_that_lead_nowhere_are_refused_before_anything_starts(
+    options: dict[str, ModelOptions], reason: str
+) -> None:
+    subject = catalogue(adapters=Shelf(pirate="1"), **options)
+    if not reason:
+        subject.check({"there"}, {"embedder"})
+        return
+    with pytest.raises(ValueError, match=reason):
+        subject.check({"there", "both"}, {"embedder"})
+
+
+def test_an_answer_of_an_adapter_that_was_replaced_meanwhile_has_the_fingerprint_of_the_one_that_made_it() -> None:
+    shelf = Shelf(pirate="1")
+    subject = catalogue(adapters=shelf, mix=ModelOptions(variants={"p": Variant(adapter="pirate")}))
+    before = settle(subject, "mix")
+    shelf.versions["pirate"] = "2"
+    assert subject.answered_by(before, Weights("1")) == before
+    assert subject.answered_by(before, Weights("2")) == replace(before, fingerprint=settle(subject, "mix").fingerprint)

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Mapping
 from contextlib import aclosing
 
+from mulgil import __version__
 from mulgil.admission.store import BudgetStore
 from mulgil.answers.answering import Caching
 from mulgil.auth.cached import CachedKeys
@@ -15,8 +16,11 @@ from mulgil.cache.key import AnswerKeys
 from mulgil.cache.responses import CacheRules, ResponseCache
 from mulgil.cache.sealing import Seal
 from mulgil.cache.store import AnswerStore
+from mulgil.catalogue import Catalogue
 from mulgil.engine.base import Engine
 from mulgil.engine.load import Capacity
+from mulgil.engine.lora import AdapterRules
+from mulgil.engine.lora_registry import AdapterRegistry
 from mulgil.engine.simulated import SimulatedEngine
 from mulgil.errors import EngineUnavailableError
 from mulgil.schemas.completions import CompletionRequest
@@ -29,7 +33,7 @@ from mulgil.stores.redis import RedisStore
 from mulgil.stores.redis_answers import RedisAnswers
 from mulgil.stores.redis_keys import RedisKeys
 from mulgil.telemetry.traces import Tracing
-from mulgil.tiers import ModelOptions
+from mulgil.tiers import ModelOptions, load_adapters, load_models
 
 
 def build_store(settings: Settings) -> BudgetStore:
@@ -108,7 +112,7 @@ def check_engine_args(settings: Settings) -> None:
     """
     if settings.engine == "vllm" and (settings.engine_args or settings.spread):
         try:
-            importlib.import_module("mulgil.engine.vllm.adapter").VLLMEngine(settings)
+            importlib.import_module("mulgil.engine.vllm.adapter").VLLMEngine(settings, adapters=adapter_rules(settings))
         except ImportError as error:
             raise ValueError(f"engine_args cannot be checked, since vLLM cannot be imported: {error}") from error
 
@@ -126,7 +130,7 @@ def take_part(settings: Settings) -> int:
         node = importlib.import_module("mulgil.engine.vllm.node")
     except ImportError as error:
         raise ValueError(f"vLLM cannot be imported: {error}") from error
-    return int(node.take_part(settings))
+    return int(node.take_part(settings, adapter_rules(settings)))
 
 
 async def build_engine(settings: Settings, tracing: Tracing | None = None) -> Engine:
@@ -154,10 +158,58 @@ async def build_engine(settings: Settings, tracing: Tracing | None = None) -> En
         tracing.serve_all()
     try:
         endpoint = tracing.endpoint if tracing else None
-        engine: Engine = adapter.VLLMEngine(settings, with_series=settings.engine_metrics, traces_endpoint=endpoint)
+        engine: Engine = adapter.VLLMEngine(
+            settings,
+            with_series=settings.engine_metrics,
+            traces_endpoint=endpoint,
+            adapters=adapter_rules(settings),
+        )
     except ValueError as error:
         raise EngineUnavailableError(str(error)) from error
     return engine
+
+
+def adapter_rules(settings: Settings) -> AdapterRules:
+    """Which LoRA adapters the engine can have: none, unless some are configured or may be loaded later.
+
+    Raises:
+        ValueError: the file that names them cannot be read.
+    """
+    return AdapterRules(
+        enabled=bool(settings.adapter_folders or load_adapters(settings.config)),
+        folders=settings.adapter_folders,
+        most=settings.max_adapters,
+        max_rank=settings.max_lora_rank,
+    )
+
+
+def build_loras(settings: Settings) -> AdapterRegistry:
+    """The LoRA adapters that the settings name, read from their folders.
+
+    Raises:
+        ValueError: one of them cannot be loaded, or has the name of a model.
+    """
+    taken = settings.model_names + settings.embedding_names
+    return AdapterRegistry(adapter_rules(settings), load_adapters(settings.config), taken)
+
+
+def build_catalogue(settings: Settings, adapters: AdapterRegistry) -> Catalogue:
+    """What may be asked for.
+
+    Raises:
+        ValueError: the file with the models cannot be read, or what it says of them leads nowhere.
+    """
+    fingerprint = settings.fingerprint(__version__)
+    catalogue = Catalogue(settings.model_names, fingerprint, load_models(settings.config), adapters)
+    catalogue.check(others=settings.embedding_names)
+    return catalogue
+
+
+async def make_ready(engine: Engine, adapters: AdapterRegistry, *, canary: bool) -> None:
+    """Give *engine*, which has just started, all *adapters*, and with *canary* have it prove that it can answer."""
+    await adapters.load_into(engine)
+    if canary:
+        await prove(engine)
 
 
 async def prove(engine: Engine) -> None:

@@ -10,12 +10,22 @@ from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 
 from mulgil import __version__
-from mulgil.adapters import build_caching, build_engine, build_keys, build_store, prove, with_fallback
+from mulgil.adapters import (
+    build_caching,
+    build_catalogue,
+    build_engine,
+    build_keys,
+    build_loras,
+    build_store,
+    make_ready,
+    with_fallback,
+)
 from mulgil.admission.gates import Gates
 from mulgil.admission.lease import Leases
 from mulgil.admission.store import BudgetStore
 from mulgil.answers.answering import Answers
 from mulgil.api import (
+    adapters_admin,
     admin,
     chat,
     completions,
@@ -37,7 +47,6 @@ from mulgil.api.websocket import SocketRules
 from mulgil.audit import Audit
 from mulgil.auth.registrar import Registrar
 from mulgil.auth.tickets import Tickets
-from mulgil.catalogue import Catalogue
 from mulgil.embedders import build_embeddings
 from mulgil.engine.base import Engine
 from mulgil.engine.supervisor import Supervisor
@@ -60,7 +69,7 @@ from mulgil.settings import Settings, unknown_variables
 from mulgil.stores.guard import GuardedStore
 from mulgil.telemetry import logs
 from mulgil.telemetry.traces import build_tracing
-from mulgil.tiers import ModelOptions, Tier, load_models, load_tiers
+from mulgil.tiers import Tier, load_tiers
 from mulgil.turns import build_queue
 
 EngineBuilder = Callable[[], Awaitable[Engine]]
@@ -99,12 +108,12 @@ def build(
         ValueError: the settings cannot be served.
     """
     check_servable(settings)
-    tracing = build_tracing(os.environ, __version__)
+    tracing, adapters = build_tracing(os.environ, __version__), build_loras(settings)
     supervisor = Supervisor(
         engine or (lambda: build_engine(settings, tracing)),
         patience=patience_of(settings),
         on_failed=on_engine_failed,
-        prove=prove if settings.engine_canary else None,
+        prove=lambda built: make_ready(built, adapters, canary=settings.engine_canary),
     )
     keys = build_keys(settings)
     guarded = GuardedStore(store or build_store(settings))
@@ -114,9 +123,11 @@ def build(
     tiers = load_tiers(settings.config)
     kept_usage = build_usage(settings, tiers)
     gates = Gates(tiers, leases, build_queue(settings, supervisor.engine), kept_usage.ledger)
-    options = load_models(settings.config)
-    gateway = build_gateway(settings, supervisor, gates, options)
-    caching = build_caching(settings, options)
+    catalogue = build_catalogue(settings, adapters)
+    gateway = Gateway(
+        supervisor.engine, catalogue, gates, rebuilt=lambda: supervisor.rebuilt(within=settings.queue_timeout)
+    )
+    caching = build_caching(settings, catalogue.options)
     answers = Answers(gateway, gates, caching)
     embedding = build_embeddings(settings, leases, tiers, kept_usage.ledger, after=supervisor.until_ready)
 
@@ -136,7 +147,9 @@ def build(
     told_by = Sources(settings, observer, supervisor, gateway, caching.cache, kept, embedding, leases, guarded, lag)
     read_from(registry, told_by, __version__)
     told = registry, tracing, build_metrics_port(settings, registry)
-    mulgil = Mulgil(app, supervisor, gateway, answers, kept, embedding, keys, leases, guarded, lag, kept_usage, *told)
+    mulgil = Mulgil(
+        app, supervisor, adapters, gateway, answers, kept, embedding, keys, leases, guarded, lag, kept_usage, *told
+    )
     app.state.mulgil = mulgil  # for servers that are only given the application
     described = add_routes(mulgil, settings, tickets)
     errors.install(app)
@@ -154,16 +167,6 @@ def check_servable(settings: Settings) -> None:
     settings.check()
     if settings.node_rank:
         raise ValueError("'node_rank' names a machine that answers no requests: start it with `mulgil serve`")
-
-
-def build_gateway(
-    settings: Settings, supervisor: Supervisor[Engine], gates: Gates, options: Mapping[str, ModelOptions]
-) -> Gateway:
-    """What answers, under the names that the settings and the *options* of models give it."""
-    catalogue = Catalogue(settings.model_names, settings.fingerprint(__version__), options)
-    return Gateway(
-        supervisor.engine, catalogue, gates, rebuilt=lambda: supervisor.rebuilt(within=settings.queue_timeout)
-    )
 
 
 def add_routes(mulgil: Mulgil, settings: Settings, tickets: Tickets) -> list[type[BaseModel]]:
@@ -224,4 +227,6 @@ def add_admin_routes(mulgil: Mulgil, settings: Settings, tiers: Mapping[str, Tie
     mulgil.app.include_router(admin.routes(registrar, mulgil.store, audit, body_rules(settings)))
     if mulgil.usage.reports:
         mulgil.app.include_router(usage.admin_routes(mulgil.usage.reports))
-    return list(admin.MODELS)
+    loading = adapters_admin.routes(mulgil.adapters, mulgil.supervisor.engine, audit, body_rules(settings))
+    mulgil.app.include_router(loading)
+    return [*admin.MODELS, *adapters_admin.MODELS]

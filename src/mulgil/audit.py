@@ -1,4 +1,6 @@
-"""Who changed what, and when: a line of JSON for each change of a key or a balance. Never a secret."""
+"""Who changed what, and when: a line of JSON for each change of a key, a balance or an adapter. Never a
+secret.
+"""
 
 import logging
 import os

@@ -1,8 +1,8 @@
 """What clients may ask for: the model, its other names, its variants and its adapters, and what holds for each."""
 
 import hashlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from mulgil.auth.keys import Caller
@@ -95,8 +95,40 @@ class Catalogue:
     @property
     def names(self) -> tuple[str, ...]:
         """All that clients may ask for."""
-        aliases = (name for name, said in self.options.items() if said.alias or said.variants)
-        return tuple(dict.fromkeys((*self.served, *aliases, *self.adapters.names)))
+        return tuple(dict.fromkeys((*self.served, *self.aliases, *self.adapters.names)))
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """Names that only the options of models give it."""
+        return tuple(name for name, said in self.options.items() if said.alias or said.variants)
+
+    def check(self, upstreams: Collection[str] = (), others: Collection[str] = ()) -> None:
+        """Refuse options that lead nowhere.
+
+        Args:
+            upstreams: names of the servers that may answer as fallbacks.
+            others: names under which something else is served.
+
+        Raises:
+            ValueError: a variant needs an adapter that there is not, a fallback is nobody, or a name is taken twice.
+        """
+        for name in self.aliases:
+            if name in others or self.adapters.find(name) is not None:
+                raise ValueError(f"models.{name}: something else is served under this name")
+        for name, said in self.options.items():
+            for variant, answers in said.variants.items():
+                if answers.adapter is not None and self.adapters.find(answers.adapter) is None:
+                    raise ValueError(
+                        f"models.{name}.variants.{variant}.adapter: there is no [adapters.{answers.adapter}]"
+                    )
+            for fallback in said.fallbacks:
+                if (fallback in self) == (fallback in upstreams):
+                    found = "both a model and an upstream have" if fallback in self else "no model and no upstream has"
+                    raise ValueError(f"models.{name}.fallbacks: {found} the name '{fallback}'")
+                if fallback == name:
+                    raise ValueError(f"models.{name}.fallbacks: a model cannot answer instead of itself")
+            if said.fallbacks and name not in self:
+                raise ValueError(f"models.{name}.fallbacks: nothing is served under this name (add `alias = true`)")
 
     def __contains__(self, name: str) -> bool:
         if name in self.served or self.adapters.find(name) is not None:
@@ -129,18 +161,23 @@ class Catalogue:
             request = request.model_copy(update=missing)
         return Settled(
             decided(request, said.truncation),
-            self._fingerprint(name, answers, adapter),
+            self._fingerprint(name, answers, self.adapters.find(adapter) if adapter else None),
             request.pacing or Pacing(answers.chunking or tier.chunking),
             name,
             adapter,
             said.fallbacks,
         )
 
-    def _fingerprint(self, name: str | None, variant: Variant, adapter: str | None) -> str:
+    def answered_by(self, settled: Settled, adapter: Versioned | None) -> Settled:
+        """*settled* as an engine has prepared it with *adapter*, which may have been replaced meanwhile."""
+        said = self.options.get(settled.request.model, _NOTHING_SAID)
+        variant = said.variants.get(settled.variant or "", _NO_VARIANT)
+        return replace(settled, fingerprint=self._fingerprint(settled.variant, variant, adapter))
+
+    def _fingerprint(self, name: str | None, variant: Variant, adapter: Versioned | None) -> str:
         if name is None and adapter is None:
             return self.fingerprint
-        loaded = self.adapters.find(adapter) if adapter else None
-        told = f"{self.fingerprint} {name} {variant.sampling} {adapter} {loaded.version if loaded else None}"
+        told = f"{self.fingerprint} {name} {variant.sampling} {adapter.version if adapter else None}"
         return f"fp_{hashlib.blake2b(told.encode(), digest_size=5).hexdigest()}"
 
 

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from pydantic_settings import CliApp
 
 from mulgil import __version__
-from mulgil.adapters import build_keys, check_engine_args, take_part
+from mulgil.adapters import build_catalogue, build_keys, build_loras, check_engine_args, take_part
 from mulgil.audit import Audit
 from mulgil.doctor_command import doctor
 from mulgil.embedders import check_embeddings_engine_args
@@ -19,7 +19,7 @@ from mulgil.packaged_model import DemoModelError
 from mulgil.quickstart import completed, snippet
 from mulgil.server import serve
 from mulgil.settings import Settings, problems, unknown_variables
-from mulgil.tiers import load_models, load_prices, load_tiers, shown
+from mulgil.tiers import load_adapters, load_models, load_prices, load_tiers, shown
 from mulgil.usage_command import usage
 
 _USAGE = 2
@@ -96,6 +96,7 @@ def check_config(context: typer.Context) -> None:
         name: model.model_dump(mode="json", exclude={"price"}, exclude_defaults=True) for name, model in models
     }
     report["prices"] = {name: price.model_dump(mode="json") for name, price in load_prices(settings.config).items()}
+    report["adapters"] = {name: str(path) for name, path in load_adapters(settings.config).items()}
     typer.echo(orjson.dumps(report, option=orjson.OPT_INDENT_2).decode())
 
 
@@ -125,6 +126,7 @@ def _check(settings: Settings) -> None:
         settings.check()
         build_usage(settings, load_tiers(settings.config))
         build_keys(settings)
+        build_catalogue(settings, build_loras(settings))
         Audit(settings.audit_log)
     except ValueError as error:
         _stop(str(error))

@@ -171,6 +171,8 @@ class Gateway:
             default_max_tokens=asked.tier.max_tokens,
             adapter=settled.adapter,
         )
+        if settled.adapter is not None:
+            asked = replace(asked, settled=self.catalogue.answered_by(settled, prepared.adapter))
         lease = await self._reserved(asked, prepared)
         observed.begin("queue")
         place = await self._turn(asked, prepared, lease)

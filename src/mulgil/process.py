@@ -13,6 +13,7 @@ from mulgil.answers.answering import Answers
 from mulgil.auth.source import KeyChain
 from mulgil.embedders import Embeddings
 from mulgil.engine.base import Engine
+from mulgil.engine.lora_registry import AdapterRegistry
 from mulgil.engine.supervisor import Health, Supervisor
 from mulgil.gateway import Gateway
 from mulgil.kept import KeptStreams
@@ -29,6 +30,7 @@ class Mulgil:
 
     app: FastAPI
     supervisor: Supervisor[Engine]
+    adapters: AdapterRegistry
     gateway: Gateway
     answers: Answers
     streams: KeptStreams

@@ -1,4 +1,4 @@
-"""`mulgil.toml`: tiers, which are named limits and rights, and what is said of models."""
+"""`mulgil.toml`: tiers, which are named limits and rights, what is said of models, and LoRA adapters."""
 
 import tomllib
 from collections.abc import Mapping
@@ -6,14 +6,24 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from mulgil.errors import InvalidFieldError, PermissionDeniedError
 from mulgil.prices import Amount, Price, Prices
 from mulgil.variants import Variant, VariantName
 
 DEFAULT = "default"
-TierName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+TierName = Annotated[str, Field(pattern=NAME_PATTERN)]
 Priority = Literal["interactive", "normal", "batch"]
 _UNLIMITED = "unlimited"
 
@@ -119,11 +129,30 @@ class ModelOptions(BaseModel):
         return fallbacks
 
 
+def _absolute(path: Path) -> Path:
+    if not path.is_absolute():
+        raise ValueError("must be an absolute path")
+    return path
+
+
+class AdapterOptions(BaseModel):
+    """A LoRA adapter that is loaded at the start.
+
+    Attributes:
+        path: its folder, in peft's format.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    path: Annotated[Path, AfterValidator(_absolute)]
+
+
 class _File(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     tiers: dict[TierName, Tier] = Field(default_factory=dict)
     models: dict[str, ModelOptions] = Field(default_factory=dict)
+    adapters: dict[TierName, AdapterOptions] = Field(default_factory=dict)
 
 
 def load_tiers(path: Path | None) -> Mapping[str, Tier]:
@@ -142,6 +171,15 @@ def load_models(path: Path | None) -> Mapping[str, ModelOptions]:
         ValueError: as `load_tiers`.
     """
     return _read(path).models
+
+
+def load_adapters(path: Path | None) -> Mapping[str, Path]:
+    """The folders of the LoRA adapters that *path* names, by name.
+
+    Raises:
+        ValueError: as `load_tiers`.
+    """
+    return {name: adapter.path for name, adapter in _read(path).adapters.items()}
 
 
 def load_prices(path: Path | None) -> Prices:

@@ -2,41 +2,14 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from harness import KEY, MODEL, UNLIMITED, Server, eventually, script, serving, settings
-from websockets.asyncio.client import ClientConnection, connect
+from sockets import connected, say, turn
 from websockets.exceptions import ConnectionClosed
-
-BEARER = {"authorization": f"Bearer {KEY}"}
-
-
-@asynccontextmanager
-async def connected(
-    server: Server, query: str = "", headers: dict[str, str] | None = None, **options: Any
-) -> AsyncGenerator[ClientConnection]:
-    url = f"ws://{server.host}:{server.port}/ws/chat{query}"
-    chosen = BEARER if headers is None else headers
-    async with connect(url, additional_headers=chosen, proxy=None, **options) as connection:
-        yield connection
-
-
-async def say(connection: ClientConnection, **message: Any) -> None:
-    await connection.send(json.dumps(message))
-
-
-async def turn(connection: ClientConnection, **message: Any) -> list[Any]:
-    """All messages of one turn."""
-    await say(connection, **{"type": "chat"} | message)
-    heard = [json.loads(await connection.recv())]
-    while heard[-1]["type"] not in ("done", "error"):
-        heard.append(json.loads(await connection.recv()))
-    return heard
 
 
 async def refused(server: Server, query: str = "", **options: Any) -> tuple[int, Any]:

@@ -131,7 +131,7 @@ class Answers:
         starting.add_done_callback(lambda _: asked.observed.release())
         flight = self._flights[key] = Flight(starting, self._gateway.abandon)
         leave = flight.join()
-        self._spawn(self._land(flight, key))
+        self._spawn(self._land(flight, key, asked.settled.fingerprint))
         try:
             generation = await flight.started()
         except BaseException:
@@ -141,11 +141,11 @@ class Answers:
             self._leaving[generation.id] = leave
         return generation
 
-    async def _land(self, flight: Flight, key: str) -> None:
+    async def _land(self, flight: Flight, key: str, fingerprint: str) -> None:
         """Keep what *flight* has made, and let nobody join it any more."""
         try:
             generation = await flight.landed()
-            if generation is not None and is_whole(generation.snapshot) and generation.observed.fallback is None:
+            if generation is not None and _may_be_kept(generation, fingerprint):
                 await self._cache.keep(key, generation.prompt_tokens, generation.snapshot, generation.dropped_messages)
         finally:
             if self._flights.get(key) is flight:
@@ -258,6 +258,12 @@ class Answers:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _may_be_kept(generation: Generation, fingerprint: str) -> bool:
+    """Whether it is whole, and of what was asked: of no fallback, and of no adapter that came meanwhile."""
+    asked = generation.observed.fallback is None and generation.fingerprint == fingerprint
+    return asked and is_whole(generation.snapshot)
 
 
 async def _repeat(leading: Generation, generation: Generation) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from mulgil.engine.load import Load
+from mulgil.engine.lora import Adapter
 from mulgil.errors import InvalidFieldError
 from mulgil.schemas.chat import ChatCompletionRequest
 from mulgil.schemas.completions import CompletionRequest
@@ -117,6 +118,7 @@ class Prepared:
         dropped_messages: how many of a conversation were left out, so that it fits.
         priority: among those that wait inside the engine the lower one comes first.
         trace_headers: by which the engine may add to the trace of the request; None without one.
+        adapter: the LoRA adapter that answers it, in the version of that moment; None for the model alone.
     """
 
     id: str
@@ -126,6 +128,7 @@ class Prepared:
     dropped_messages: int = 0
     priority: int = 0
     trace_headers: Mapping[str, str] | None = None
+    adapter: Adapter | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -147,21 +150,20 @@ class Answerer(Protocol):
     """Whoever answers requests with texts that only grow."""
 
     async def prepare(
-        self,
-        request: TextRequest,
-        *,
-        tenant: str,
-        default_max_tokens: int | None = None,
-        adapter: str | None = None,
+        self, request: TextRequest, *, tenant: str, default_max_tokens: int | None = None, adapter: str | None = None
     ) -> Prepared:
         """Render and tokenise. A chat whose `truncation` is `auto` loses its oldest turns until it fits.
+
+        The tokens are the same ones whatever the adapter.
 
         Args:
             request: what to answer.
             tenant: keeps its prefix cache apart from every other tenant's.
             default_max_tokens: longest answer where the request sets none; None is the engine's own.
+            adapter: name of the one that is to answer; None for the model alone.
 
         Raises:
+            ModelNotFoundError: there is no such adapter, or no more.
             ContextLengthError: the prompt leaves no room for an answer, or not the room that was asked for.
             MulgilError: the request cannot be served, for a reason that is the client's to mend.
         """
@@ -218,6 +220,30 @@ class Engine(Answerer, Protocol):
 
     async def stop(self) -> None:
         """Free everything. Generations still running end with an error first. Safe to call twice."""
+        ...
+
+    async def load_adapter(self, adapter: Adapter) -> None:
+        """Have *adapter* ready, in the place of one that has its name, if there is.
+
+        What was prepared with the one before still ends with that. Nothing happens if it is the same version. All
+        requests may stand still while it is loaded.
+
+        Raises:
+            InvalidFieldError: the engine cannot use it, or its files are of another version by now; names `path`, and
+                the reason. The one before stays.
+            AdapterConflictError: too many that were replaced or unloaded are still needed by running requests.
+            EngineUnavailableError: the engine is dead or did not answer in time.
+        """
+        ...
+
+    async def unload_adapter(self, name: str) -> None:
+        """Prepare nothing with this adapter any more. An unknown name is no error.
+
+        What was prepared with it still ends with it; its memory is free when the last of that has ended.
+
+        Raises:
+            EngineUnavailableError: the engine is dead.
+        """
         ...
 
     async def tokenize(self, request: TokenizeRequest) -> list[int]:

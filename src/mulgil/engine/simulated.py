@@ -1,7 +1,8 @@
 """A deterministic engine without a model: `--engine simulated`.
 
-For front ends, load tests and fault tests. The answer depends on the prompt alone, time passes as
-set, and a `/simulate {…}` at the end of the last user message scripts one request, faults included:
+For front ends, load tests and fault tests. The answer depends on the prompt and the LoRA adapter alone,
+time passes as set, and a `/simulate {…}` at the end of the last user message scripts one request, faults
+included:
 
     /simulate {"tokens": 40, "gap": 0.05, "fail_at": 12}
 """
@@ -26,11 +27,18 @@ from mulgil.engine.base import (
     longest_answer,
 )
 from mulgil.engine.load import UNBOUNDED, Capacity, Load
+from mulgil.engine.lora import Adapter, check_unchanged
 from mulgil.engine.simulated_answers import Script, answer
 from mulgil.engine.simulated_tokens import VOCABULARY, encode, encode_message, token_bytes
 from mulgil.engine.simulated_voice import Voice
 from mulgil.engine.truncation import fitted, room_for_answer
-from mulgil.errors import ContextLengthError, EngineError, EngineUnavailableError, InvalidFieldError
+from mulgil.errors import (
+    ContextLengthError,
+    EngineError,
+    EngineUnavailableError,
+    InvalidFieldError,
+    ModelNotFoundError,
+)
 from mulgil.schemas.chat import ChatCompletionRequest
 from mulgil.schemas.tokenize import TokenizeRequest
 
@@ -71,6 +79,7 @@ class SimulatedEngine:
         self._capacity = capacity
         self._held = 0
         self._aborts: dict[str, asyncio.Event] = {}
+        self._adapters: dict[str, Adapter] = {}
         self._aside = Aside()
 
     @property
@@ -91,19 +100,26 @@ class SimulatedEngine:
     async def stop(self) -> None:
         self._die()
 
+    async def load_adapter(self, adapter: Adapter) -> None:
+        await self.check()
+        await asyncio.to_thread(check_unchanged, adapter)
+        self._adapters[adapter.name] = adapter
+
+    async def unload_adapter(self, name: str) -> None:
+        await self.check()
+        self._adapters.pop(name, None)
+
     async def prepare(
-        self,
-        request: TextRequest,
-        *,
-        tenant: str,
-        default_max_tokens: int | None = None,
-        adapter: str | None = None,
+        self, request: TextRequest, *, tenant: str, default_max_tokens: int | None = None, adapter: str | None = None
     ) -> Prepared:
         wanted = longest_answer(request, default_max_tokens, self._default_max_tokens)
+        speaker = self._adapters.get(adapter) if adapter is not None else None
+        if adapter is not None and speaker is None:
+            raise ModelNotFoundError(adapter)
 
         async def render(asked: TextRequest, free: int) -> Prepared:
             size = asked.weight * asked.choices
-            return await self._aside.run(lambda: self._prepared(asked, wanted, free), size=size)
+            return await self._aside.run(lambda: self._prepared(asked, wanted, free, speaker), size=size)
 
         if not isinstance(request, ChatCompletionRequest):
             return await render(request, 1)
@@ -111,7 +127,7 @@ class SimulatedEngine:
         prepared, dropped = await fitted(request, room, render)
         return replace(prepared, dropped_messages=dropped)
 
-    def _prepared(self, request: TextRequest, wanted: int, free: int) -> Prepared:
+    def _prepared(self, request: TextRequest, wanted: int, free: int, adapter: Adapter | None) -> Prepared:
         _check_token_ids(request)
         script = self._script(request)
         if isinstance(request, ChatCompletionRequest):
@@ -125,12 +141,14 @@ class SimulatedEngine:
                 raise ContextLengthError(limit=self._max_model_len, prompt_tokens=len(ids), param=param)
             prompt = Prompt(ids, min(wanted, room))
             prompts.append(prompt)
-            voices += [Voice(answer(script, request, ids, index), request, prompt) for index in range(request.choices)]
+            answers = [answer(script, request, ids, index, adapter) for index in range(request.choices)]
+            voices += [Voice(one, request, prompt) for one in answers]
         return Prepared(
             id=f"sim-{secrets.token_hex(12)}",
             prompts=tuple(prompts),
             choices=request.choices,
             payload=_Work(script, tuple(voices)),
+            adapter=adapter,
         )
 
     async def tokenize(self, request: TokenizeRequest) -> list[int]:

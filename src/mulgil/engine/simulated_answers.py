@@ -1,4 +1,4 @@
-"""What the simulated engine says: scripts, made-up words, calls and JSON, all by the prompt alone."""
+"""What the simulated engine says: scripts, made-up words, calls and JSON, all by the prompt and the adapter alone."""
 
 import hashlib
 import re
@@ -11,6 +11,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
 from mulgil.engine.base import StopCause, TextRequest
+from mulgil.engine.lora import Adapter
 from mulgil.engine.simulated_json import made_up_value
 from mulgil.engine.simulated_tokens import WORDS
 from mulgil.errors import UnsupportedParameterError
@@ -75,13 +76,13 @@ class Answer:
     finish: StopCause = "stop"
 
 
-def answer(script: Script, request: TextRequest, prompt: list[int], index: int) -> Answer:
-    """The answer to *prompt* for choice *index*.
+def answer(script: Script, request: TextRequest, prompt: list[int], index: int, adapter: Adapter | None) -> Answer:
+    """The answer of the model, or of its *adapter*, to *prompt* for choice *index*.
 
     Raises:
         UnsupportedParameterError: it would have to follow a regular expression or a grammar.
     """
-    salt = f"{request.seed}/{index}"
+    salt = f"{request.seed}/{index}" + (f"/{adapter.version}" if adapter else "")
     calls = _calls(script, request, salt)
     text = script.text
     if text is None:

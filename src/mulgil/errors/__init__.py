@@ -20,8 +20,10 @@ MulgilError
 │   ├── ModelNotFoundError
 │   ├── StreamNotFoundError
 │   ├── TicketNotFoundError
-│   └── KeyNotFoundError
+│   ├── KeyNotFoundError
+│   └── AdapterNotFoundError
 ├── MethodNotAllowedError 405
+├── AdapterConflictError 409
 ├── RateLimitError 429
 │   └── RequestExceedsLimitError
 ├── InsufficientQuotaError 429
@@ -40,6 +42,8 @@ Each error is raised where it is known and rendered in one place (`mulgil.api.er
 
 from mulgil.errors.base import MulgilError, retry_headers
 from mulgil.errors.client import (
+    AdapterConflictError,
+    AdapterNotFoundError,
     AdminOnlyError,
     AuthenticationError,
     BadRequestError,
@@ -78,6 +82,8 @@ from mulgil.errors.server import (
 )
 
 __all__ = [
+    "AdapterConflictError",
+    "AdapterNotFoundError",
     "AdminOnlyError",
     "AuthenticationError",
     "BadRequestError",

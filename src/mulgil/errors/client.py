@@ -178,6 +178,22 @@ class KeyNotFoundError(NotFoundError):
         super().__init__(f"There is no key with the id '{key_id[:64]}'.", param="key_id")
 
 
+class AdapterNotFoundError(NotFoundError):
+    """No LoRA adapter of this name."""
+
+    code = "adapter_not_found"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"There is no adapter with the name '{name[:64]}'.", param="name")
+
+
+class AdapterConflictError(MulgilError):
+    """As many LoRA adapters as may be are loaded, or still needed by running requests."""
+
+    status = 409
+    code = "adapter_conflict"
+
+
 class MethodNotAllowedError(MulgilError):
     """The route exists, not with this method."""
 

@@ -138,3 +138,37 @@ class TenantBalance(ResponseModel):
     object: Literal["balance"] = "balance"
     tenant: str
     of_tenant: BalanceView
+
+
+class LoadAdapterRequest(RequestModel):
+    """Which adapter to load, and the name under which it is to be served."""
+
+    name: str
+    path: str
+
+
+class AdapterView(ResponseModel):
+    """A LoRA adapter that is served."""
+
+    object: Literal["adapter"] = "adapter"
+    name: str
+    path: str
+    version: str
+    """A digest of its files."""
+    source: Literal["config", "admin"]
+    """Whether the configuration names it or it was loaded by these routes, until the process ends."""
+
+
+class AdapterList(ResponseModel):
+    """All adapters that are served."""
+
+    object: Literal["list"] = "list"
+    data: list[AdapterView]
+
+
+class UnloadedAdapter(ResponseModel):
+    """An adapter that is served no more."""
+
+    object: Literal["adapter"] = "adapter"
+    name: str
+    deleted: Literal[True] = True

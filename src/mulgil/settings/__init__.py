@@ -7,6 +7,7 @@ from dotenv import dotenv_values
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from mulgil.settings.adapters import AdapterSettings
 from mulgil.settings.cache import CacheSettings
 from mulgil.settings.groups import (
     EmbeddingSettings,
@@ -20,6 +21,7 @@ from mulgil.settings.parallel import ROLES, check_parallel
 
 __all__ = [
     "ENV_PREFIX",
+    "AdapterSettings",
     "CacheSettings",
     "EmbeddingSettings",
     "EngineSettings",
@@ -38,6 +40,7 @@ ENV_PREFIX = "MULGIL_"
 
 class Settings(
     EngineSettings,
+    AdapterSettings,
     EmbeddingSettings,
     ServerSettings,
     TelemetrySettings,

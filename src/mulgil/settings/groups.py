@@ -10,13 +10,14 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 from pydantic_settings import NoDecode
 
 
-def _from_commas(value: Any) -> Any:
+def from_commas(value: Any) -> Any:
+    """A list that is written a,b,c; anything else as it is."""
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
 # NoDecode: a list is written a,b,c in the environment, not as JSON.
-Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_from_commas)]
-Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_from_commas)]
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(from_commas)]
+Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(from_commas)]
 
 
 class Group(BaseModel):

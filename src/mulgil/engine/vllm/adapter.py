@@ -3,6 +3,7 @@
 import os
 import secrets
 from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from vllm import AsyncEngineArgs
@@ -14,11 +15,13 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from mulgil.engine.base import ChoiceSnapshot, Prepared, Prompt, Snapshot, TextRequest, longest_answer
 from mulgil.engine.leftovers import RunFile
 from mulgil.engine.load import UNBOUNDED, Capacity, Load
+from mulgil.engine.lora import NO_ADAPTERS, Adapter, AdapterRules
 from mulgil.engine.truncation import fitted, room_for_answer
 from mulgil.engine.vllm.arguments import SHUTDOWN_TIMEOUT, engine_args
 from mulgil.engine.vllm.errors import translated, unavailable
 from mulgil.engine.vllm.hosting import Deadline, HostedLLM
 from mulgil.engine.vllm.inbox import Inbox, Pace
+from mulgil.engine.vllm.loras import Hold, LoadedAdapters
 from mulgil.engine.vllm.parsing import AnswerParsers
 from mulgil.engine.vllm.prompts import PromptRenderer
 from mulgil.engine.vllm.stats import NoSeries, SchedulerView
@@ -32,6 +35,14 @@ _NOBODY_READS_ALONG = 0.25
 """Seconds between two looks at an answer that is sent when it is whole; its lease is to know how far it is."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What a prepared request is made of: its prompts, and the adapter that is to answer."""
+
+    strands: list[Strand]
+    hold: Hold | None
+
+
 class VLLMEngine:
     """Implements `Engine` on an `AsyncLLM` of this process.
 
@@ -39,6 +50,7 @@ class VLLMEngine:
         settings: the model, and how it is run.
         with_series: have vLLM keep its own series for Prometheus.
         traces_endpoint: where vLLM's processes send their spans; None for no spans at all.
+        adapters: which LoRA adapters it can have.
 
     Raises:
         ValueError: `engine_args` names something that `AsyncEngineArgs` does not have, or this build of vLLM cannot
@@ -46,16 +58,22 @@ class VLLMEngine:
     """
 
     def __init__(
-        self, settings: EngineSettings, *, with_series: bool = True, traces_endpoint: str | None = None
+        self,
+        settings: EngineSettings,
+        *,
+        with_series: bool = True,
+        traces_endpoint: str | None = None,
+        adapters: AdapterRules = NO_ADAPTERS,
     ) -> None:
         self._settings = settings
-        self._args = {"otlp_traces_endpoint": traces_endpoint} | engine_args(settings)
+        self._args = {"otlp_traces_endpoint": traces_endpoint} | engine_args(settings, adapters)
         self._with_series = with_series
         self._running: dict[str, list[str]] = {}
         self._made = 0
         self._pace = Pace(settings.chunk_interval, settings.stream_events_per_second)
         deadline = Deadline(settings.engine_start_timeout, peers(self._args))
         self._hosted = HostedLLM(self._build, RunFile(settings.engine_run_folder), what="the engine", deadline=deadline)
+        self._adapters = LoadedAdapters(self._hosted, self._args.get("max_cpu_loras") or 0)
         self._prompts: PromptRenderer
         self._parsers: AnswerParsers
         self._sampling_defaults: dict[str, Any] = {}
@@ -106,15 +124,17 @@ class VLLMEngine:
     async def stop(self) -> None:
         await self._hosted.stop(one for ids in self._running.values() for one in ids)
 
+    async def load_adapter(self, adapter: Adapter) -> None:
+        await self._adapters.load(adapter)
+
+    async def unload_adapter(self, name: str) -> None:
+        self._adapters.unload(name)
+
     async def prepare(
-        self,
-        request: TextRequest,
-        *,
-        tenant: str,
-        default_max_tokens: int | None = None,
-        adapter: str | None = None,
+        self, request: TextRequest, *, tenant: str, default_max_tokens: int | None = None, adapter: str | None = None
     ) -> Prepared:
         self._hosted.living()
+        hold = None if adapter is None else self._adapters.hold(adapter)
         self._prompts.check_ids(request)
         prepared_id = f"mg-{secrets.token_hex(12)}"
         wanted = longest_answer(request, default_max_tokens, self._settings.default_max_tokens)
@@ -143,8 +163,9 @@ class VLLMEngine:
             id=prepared_id,
             prompts=tuple(Prompt(strand.prompt_token_ids, strand.max_tokens) for strand in strands),
             choices=request.choices,
-            payload=strands,
+            payload=_Work(strands, hold),
             dropped_messages=dropped,
+            adapter=hold.adapter if hold else None,
         )
 
     async def tokenize(self, request: TokenizeRequest) -> list[int]:
@@ -158,8 +179,9 @@ class VLLMEngine:
             return await self._prompts.decode(token_ids)
 
     async def generate(self, prepared: Prepared) -> AsyncGenerator[Snapshot]:
-        strands = prepared.payload
-        assert isinstance(strands, list), "prepared by another engine"
+        work = prepared.payload
+        assert isinstance(work, _Work), "prepared by another engine"
+        strands, lora = work.strands, work.hold.request if work.hold else None
         llm, collectors = self._hosted.living(), []
         inbox = Inbox(self._interval(strands[0]), self._on_output)
         choices = [ChoiceSnapshot()] * prepared.width
@@ -169,7 +191,7 @@ class VLLMEngine:
         try:
             with translated():
                 for index, strand in enumerate(strands):
-                    collectors.append(await strand.submit(llm, prepared))
+                    collectors.append(await strand.submit(llm, prepared, lora))
                     inbox.attach(index, collectors[-1])  # one by one: those before a failure are to be closed
             yield Snapshot(tuple(choices))
             with translated():
@@ -182,12 +204,20 @@ class VLLMEngine:
                         cached[index] = output.num_cached_tokens or 0
                     yield Snapshot(tuple(choices), sum(cached))
         finally:
-            ids = self._running.pop(prepared.id)
-            self._pace.streams = len(self._running)
-            for collector in collectors:
-                collector.close()
+            await self._end(prepared, llm, inbox, collectors)
+
+    async def _end(self, prepared: Prepared, llm: Any, inbox: Inbox, collectors: Sequence[Any]) -> None:
+        """Nobody reads *prepared* any more: have *llm* make nothing of it any more, and let its adapter go."""
+        ids = self._running.pop(prepared.id)
+        self._pace.streams = len(self._running)
+        for collector in collectors:
+            collector.close()
+        try:
             if not inbox.over and not llm.errored:
                 await llm.abort(ids)
+        finally:
+            if prepared.payload.hold:  # type: ignore[attr-defined]  # generate() has looked at it
+                prepared.payload.hold.release()  # type: ignore[attr-defined]  # as above
 
     def _interval(self, strand: Strand) -> Callable[[], float]:
         """Gives the seconds between two snapshots."""

@@ -3,12 +3,14 @@
 import dataclasses
 import logging
 import os
-from typing import Any
+from typing import Any, get_args
 
 from vllm import AsyncEngineArgs
 from vllm.config import StructuredOutputsConfig
+from vllm.config.lora import MaxLoRARanks
 from vllm.platforms import current_platform
 
+from mulgil.engine.lora import AdapterRules
 from mulgil.settings import EngineSettings
 
 log = logging.getLogger(__name__)
@@ -18,7 +20,7 @@ SHUTDOWN_TIMEOUT = 10
 _BINDING = "VLLM_CPU_OMP_THREADS_BIND"
 
 
-def engine_args(settings: EngineSettings) -> dict[str, Any]:
+def engine_args(settings: EngineSettings, adapters: AdapterRules) -> dict[str, Any]:
     """The arguments for `AsyncEngineArgs`.
 
     Raises:
@@ -34,6 +36,7 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
         "structured_outputs_config": StructuredOutputsConfig(backend="xgrammar"),
         "shutdown_timeout": SHUTDOWN_TIMEOUT,
         **settings.for_vllm(),
+        **(_for_adapters(adapters) if adapters.enabled else {}),
     }
     if current_platform.is_cpu():
         # A seeded request whose prefill is split kills the core: a CPU generator cannot be rewound.
@@ -42,6 +45,15 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
         args["enforce_eager"] = True
         _check_cpu(args | settings.engine_args)
     return args | settings.engine_args
+
+
+def _for_adapters(rules: AdapterRules) -> dict[str, Any]:
+    return {
+        "enable_lora": True,
+        "max_loras": rules.most,
+        "max_cpu_loras": rules.most + 1,  # one that is replaced may still be needed
+        "max_lora_rank": min(rank for rank in get_args(MaxLoRARanks) if rank >= rules.max_rank),
+    }
 
 
 def _check_cpu(args: dict[str, Any]) -> None:

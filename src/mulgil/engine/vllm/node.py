@@ -18,6 +18,7 @@ from vllm import AsyncEngineArgs
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
+from mulgil.engine.lora import AdapterRules
 from mulgil.engine.vllm.arguments import engine_args
 from mulgil.settings import EngineSettings
 from mulgil.settings.parallel import peers
@@ -30,8 +31,12 @@ _LOST_AFTER = 30
 """Seconds after which a machine 0 that says nothing is asked whether it is there, and given up; see tcp(7)."""
 
 
-def take_part(settings: EngineSettings) -> int:
+def take_part(settings: EngineSettings, adapters: AdapterRules) -> int:
     """Compute for machine 0.
+
+    Args:
+        settings: the model, as on machine 0.
+        adapters: which LoRA adapters it can have, as there.
 
     Returns:
         The exit status: 0 after a signal, 3 when machine 0 was not found in time, or has ended.
@@ -39,7 +44,7 @@ def take_part(settings: EngineSettings) -> int:
     Raises:
         ValueError: vLLM does not know an engine argument, or the model cannot be spread so.
     """
-    args = AsyncEngineArgs(**engine_args(settings))
+    args = AsyncEngineArgs(**engine_args(settings, adapters))
     config: Any = args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER, headless=True)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: _leave(0))

@@ -94,13 +94,18 @@ class Strand:
             reason = _PLACE_IN_SOURCE.sub("", str(error)).strip()[:_LONGEST_REASON]
             raise InvalidSchemaError(reason, param=param) from error
 
-    async def submit(self, llm: Any, prepared: Prepared) -> Any:
-        """Hand it to vLLM as a part of *prepared*; the collector of its outputs."""
+    async def submit(self, llm: Any, prepared: Prepared, lora: Any) -> Any:
+        """Hand it to vLLM as a part of *prepared*, for the adapter *lora* or for None; the collector of its outputs."""
         # It is verified. vLLM would do it once more, on the event loop: for many large tools that takes seconds.
         self._params.verify = _verified
         # Not generate(): that tells nothing between "accepted" and the first token.
         return await llm.add_request(
-            self.id, self._input, self._params, priority=prepared.priority, trace_headers=prepared.trace_headers
+            self.id,
+            self._input,
+            self._params,
+            priority=prepared.priority,
+            trace_headers=prepared.trace_headers,
+            lora_request=lora,
         )
 
     def told(self, choice: Any, output: Any) -> ChoiceSnapshot:

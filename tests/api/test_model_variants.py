@@ -6,9 +6,9 @@ from typing import Any
 
 import httpx2
 import pytest
-from api.test_websocket import connected, turn
 from harness import KEY, MODEL, UNLIMITED, Server, chat_body, events, script, serving, settings
 from pydantic import SecretStr
+from sockets import connected, turn
 
 HEADER = "x-mulgil-variant"
 KEYS = tuple(f"sk-mg-key-{number}-of-the-variants" for number in range(40))
