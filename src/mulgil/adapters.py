@@ -189,8 +189,11 @@ def build_loras(settings: Settings) -> AdapterRegistry:
     Raises:
         ValueError: one of them cannot be loaded, or has the name of a model.
     """
-    taken = settings.model_names + settings.embedding_names
-    return AdapterRegistry(adapter_rules(settings), load_adapters(settings.config), taken)
+    said = load_models(settings.config)
+    aliases = (name for name, options in said.items() if options.served)
+    needed = (variant.adapter for options in said.values() for variant in options.variants.values() if variant.adapter)
+    taken = (*settings.model_names, *settings.embedding_names, *aliases)
+    return AdapterRegistry(adapter_rules(settings), load_adapters(settings.config), taken, tuple(needed))
 
 
 def build_catalogue(settings: Settings, adapters: AdapterRegistry) -> Catalogue:

@@ -100,10 +100,10 @@ class Catalogue:
     @property
     def aliases(self) -> tuple[str, ...]:
         """Names that only the options of models give it."""
-        return tuple(name for name, said in self.options.items() if said.alias or said.variants)
+        return tuple(name for name, said in self.options.items() if said.served)
 
     def check(self, upstreams: Collection[str] = (), others: Collection[str] = ()) -> None:
-        """Refuse options that lead nowhere.
+        """Refuse options that lead nowhere. That no adapter has the name of a model is seen to by who loads it.
 
         Args:
             upstreams: names of the servers that may answer as fallbacks.
@@ -113,7 +113,7 @@ class Catalogue:
             ValueError: a variant needs an adapter that there is not, a fallback is nobody, or a name is taken twice.
         """
         for name in self.aliases:
-            if name in others or self.adapters.find(name) is not None:
+            if name in others:
                 raise ValueError(f"models.{name}: something else is served under this name")
         for name, said in self.options.items():
             for variant, answers in said.variants.items():
@@ -134,7 +134,7 @@ class Catalogue:
         if name in self.served or self.adapters.find(name) is not None:
             return True
         said = self.options.get(name)
-        return said is not None and (said.alias or bool(said.variants))
+        return said is not None and said.served
 
     def settle(self, request: TextRequest, caller: Caller, tier: Tier, variant: str | None = None) -> Settled:
         """*request* as its model answers it to *caller*.

@@ -165,12 +165,17 @@ class Gateway:
             await self._rebuilt()
         engine = self._engine()
         observed.begin("tokenise")
-        prepared = await engine.prepare(
-            settled.request,
-            tenant=asked.caller.tenant,
-            default_max_tokens=asked.tier.max_tokens,
-            adapter=settled.adapter,
-        )
+        try:
+            prepared = await engine.prepare(
+                settled.request,
+                tenant=asked.caller.tenant,
+                default_max_tokens=asked.tier.max_tokens,
+                adapter=settled.adapter,
+            )
+        except ModelNotFoundError as error:
+            if settled.variant is None:
+                raise
+            raise EngineUnavailableError(f"The adapter of the variant '{settled.variant}' is not loaded.") from error
         if settled.adapter is not None:
             asked = replace(asked, settled=self.catalogue.answered_by(settled, prepared.adapter))
         lease = await self._reserved(asked, prepared)

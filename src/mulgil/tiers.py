@@ -114,6 +114,11 @@ class ModelOptions(BaseModel):
     variants: dict[VariantName, Variant] = Field(default_factory=dict)
     fallbacks: tuple[str, ...] = ()
 
+    @property
+    def served(self) -> bool:
+        """Whether its name is one of the model for no other reason than this."""
+        return self.alias or bool(self.variants)
+
     @field_validator("variants")
     @classmethod
     def _somebody_answers(cls, variants: dict[str, Variant]) -> dict[str, Variant]:

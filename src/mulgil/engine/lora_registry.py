@@ -31,14 +31,22 @@ class AdapterRegistry:
         rules: which adapters the engine can have.
         configured: folders of those that it is to have from the start, by name.
         taken: names that no adapter may have, since something else is served under them.
+        needed: names of those that cannot be unloaded, since variants of models answer by them.
 
     Raises:
         ValueError: one of them cannot be loaded; names it and the reason.
     """
 
-    def __init__(self, rules: AdapterRules, configured: Mapping[str, Path], taken: Collection[str]) -> None:
+    def __init__(
+        self,
+        rules: AdapterRules,
+        configured: Mapping[str, Path],
+        taken: Collection[str],
+        needed: Collection[str] = (),
+    ) -> None:
         self._rules = rules
         self._taken = frozenset(taken)
+        self._needed = frozenset(needed)
         self._adapters: dict[str, Adapter] = {}
         self._sources: dict[str, Source] = {}
         self._lock = asyncio.Lock()
@@ -118,10 +126,13 @@ class AdapterRegistry:
 
         Raises:
             AdapterNotFoundError: there is no such adapter.
+            AdapterConflictError: a variant of a model needs it.
         """
         async with self._lock:
             if name not in self._adapters:
                 raise AdapterNotFoundError(name)
+            if name in self._needed:
+                raise AdapterConflictError(f"A variant of a model answers by the adapter '{name}'; it can be replaced.")
             adapter = self._adapters[name]
             self._forget(name)
             try:
