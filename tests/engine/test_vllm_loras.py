@@ -9,9 +9,10 @@ from harness import Server, chat_body, eventually
 from loras import make_adapter, write_tensors
 
 from mulgil.engine.base import Engine
-from mulgil.engine.lora import NO_ADAPTERS, Adapter, read_adapter
+from mulgil.engine.lora import NO_ADAPTERS, Adapter, AdapterRules, read_adapter
 from mulgil.errors import AdapterConflictError, InvalidFieldError, ModelNotFoundError
 from mulgil.schemas.chat import ChatCompletionRequest
+from mulgil.settings import EngineSettings
 
 pytestmark = pytest.mark.model
 
@@ -21,6 +22,21 @@ Q_PROJ = "base_model.model.model.layers.{}.self_attn.q_proj.lora_{}.weight"
 
 def adapter(name: str, folder: Path) -> Adapter:
     return read_adapter(name, folder, NO_ADAPTERS, anywhere=True)
+
+
+@pytest.mark.parametrize(("rank", "room"), [(1, 1), (16, 16), (17, 32), (512, 512)])
+def test_vllm_keeps_room_for_adapters_only_where_there_may_be_some(rank: int, room: int) -> None:
+    from mulgil.engine.vllm.arguments import engine_args  # noqa: PLC0415 - imports vLLM
+
+    alone = engine_args(EngineSettings(model="m"), NO_ADAPTERS)
+    rules = AdapterRules(enabled=True, most=3, max_rank=rank)
+    args = engine_args(EngineSettings(model="m"), rules)
+    assert {name: args[name] for name in args.keys() - alone.keys()} == {
+        "enable_lora": True,
+        "max_loras": 3,
+        "max_cpu_loras": 4,
+        "max_lora_rank": room,
+    }
 
 
 @pytest.fixture
