@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from embeddings import EMBEDDER
-from harness import VLLM, Server, served_at, serving, settings
+from harness import UNLIMITED, VLLM, Server, served_at, serving, settings
+from loras import make_adapter
 from otlpreceiver import Receiver, otlp_receiver
 from postgresserver import postgres_server  # noqa: F401 - a fixture
 from storeservers import redis_6, store_server, valkey  # noqa: F401 - fixtures
@@ -87,27 +88,54 @@ def vllm_spans() -> Generator[Receiver]:
         yield received
 
 
+def prepare_environment() -> None:
+    """For vLLM in this process."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+
+
 @pytest.fixture(scope="session")
-async def vllm_server(
-    request: pytest.FixtureRequest, vllm_spans: Receiver, tmp_path_factory: pytest.TempPathFactory
+async def vllm_with_adapters(
+    request: pytest.FixtureRequest, eight_heads: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncGenerator[Server]:
-    """A gateway on real vLLM with both demo models, ready for LoRA adapters, started once for all tests."""
+    """A gateway on real vLLM with a tiny model, started once for all tests: with the LoRA adapter `begun`, and a folder
+    for others."""
+    if request.config.getoption("--vllm-at"):
+        pytest.skip("these tests look inside the gateway, and that one is elsewhere")
+    prepare_environment()
+    folder = tmp_path_factory.mktemp("adapters")
+    begun = make_adapter(folder / "begun", eight_heads, seed=100)
+    (folder / "mulgil.toml").write_text(f'[adapters.begun]\npath = "{begun}"\n{UNLIMITED.read_text()}')
+    chosen = settings(
+        **VLLM | {"served_model_name": (eight_heads.name,)},
+        model=str(eight_heads),
+        config=folder / "mulgil.toml",
+        adapter_folders=(folder,),
+        engine_metrics=False,
+        engine_rebuilds=1,
+        run_folder=folder / "runs",
+    )
+    async with serving(chosen) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+async def vllm_server(request: pytest.FixtureRequest, vllm_spans: Receiver) -> AsyncGenerator[Server]:
+    """A gateway on real vLLM with both demo models, started once for all tests."""
     url: str | None = request.config.getoption("--vllm-at")
     if url:
         async with served_at(url) as elsewhere:
             yield elsewhere
         return
     tracing = {"OTEL_EXPORTER_OTLP_ENDPOINT": vllm_spans.url, "OTEL_BSP_SCHEDULE_DELAY": "100"}
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    prepare_environment()
     chosen = settings(
         **VLLM,
         model=str(request.getfixturevalue("demo_model")),
         embeddings_model=str(request.getfixturevalue("demo_embedder")),
         embeddings_served_name=(EMBEDDER,),
         metrics_port=0,
-        adapter_folders=(tmp_path_factory.mktemp("adapters"),),
     )
     before = dict(os.environ)
     os.environ.update(tracing)

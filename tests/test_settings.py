@@ -20,9 +20,11 @@ def test_a_variable_wins_over_the_file_and_lists_are_written_with_commas(
 ) -> None:
     (tmp_path / ".env").write_text("OTHER_PROGRAM=1\nMULGIL_PORT=1111\nMULGIL_API_KEYS=first-key, second-key\n")
     monkeypatch.setenv("MULGIL_PORT", "2222")
+    monkeypatch.setenv("MULGIL_ADAPTER_FOLDERS", "/models/a, /models/b")
     settings = Settings()
     assert settings.port == 2222
     assert [key.get_secret_value() for key in settings.api_keys] == ["first-key", "second-key"]
+    assert settings.adapter_folders == (Path("/models/a"), Path("/models/b"))
 
 
 def test_a_mistyped_variable_is_found_in_the_environment_and_in_the_file(

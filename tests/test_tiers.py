@@ -7,7 +7,7 @@ import pytest
 
 from mulgil.errors import PermissionDeniedError
 from mulgil.prices import Price
-from mulgil.tiers import Tier, check_model_allowed, load_models, load_prices, load_tiers, shown
+from mulgil.tiers import Tier, check_model_allowed, load_adapters, load_models, load_prices, load_tiers, shown
 
 
 def tiers(folder: Path, text: str) -> dict[str, Tier]:
@@ -117,6 +117,12 @@ def test_a_model_has_a_truncation_and_a_price_or_the_defaults(tmp_path: Path) ->
     assert {name: model.truncation for name, model in models.items()} == {"m": "auto", "n/1": "disabled"}
     assert [model.price.input for model in models.values()] == [Decimal(0), Decimal(1)]
     assert load_models(None) == {}
+
+
+def test_an_adapter_has_a_folder(tmp_path: Path) -> None:
+    tiers(tmp_path, '[adapters.a]\npath = "/models/a"\n[adapters."b.1"]\npath = "/models/b"\n')
+    assert load_adapters(tmp_path / "mulgil.toml") == {"a": Path("/models/a"), "b.1": Path("/models/b")}
+    assert load_adapters(None) == {}
 
 
 def test_a_file_that_is_given_must_exist(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ async def test_adapters_are_listed_loaded_replaced_and_unloaded_and_each_change_
 
 async def test_what_may_not_be_loaded_is_told_with_the_field_and_the_reason(api: Admin) -> None:
     made = make_adapter(api.folder / "one")
-    wrong: list[tuple[str, Path | str, str, str]] = [
+    refused: list[tuple[str, Path | str, str, str]] = [
         ("a/b", made, "name", "letters, digits"),
         ("demo", made, "name", "something else"),
         ("a", api.folder.parent / "begun", "path", "adapter_folders"),
@@ -107,7 +107,7 @@ async def test_what_may_not_be_loaded_is_told_with_the_field_and_the_reason(api:
         ("a", api.folder / "none", "path", "no folder"),
         ("a", make_adapter(api.folder / "high", rank=17), "path", "max_lora_rank"),
     ]
-    for name, path, param, told in wrong:
+    for name, path, param, told in refused:
         error = error_of(await api.load(name, path), 422)
         assert (error["param"], error["code"]) == (param, "invalid_value")
         assert told in error["message"]
