@@ -44,9 +44,7 @@ _SHORT = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 _STEPS = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 1)
 
 # Noted when a request is over.
-REQUESTS = Metric(
-    "mulgil_requests", "counter", "Requests that are over.", ("method", "route", "status", *_OF_VARIANT)
-)
+REQUESTS = Metric("mulgil_requests", "counter", "Requests that are over.", ("method", "route", "status", *_OF_VARIANT))
 REQUEST_SECONDS = Metric(
     "mulgil_request_duration_seconds",
     "histogram",
