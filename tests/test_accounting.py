@@ -12,10 +12,15 @@ from harness import KEY, Server, chat_body, eventually, hanging_up, raw_request,
 from usagerows import kept_rows
 from websockets.asyncio.client import connect
 
-from mulgil.admission.policy import Balance
+from mulgil.accounting import row_of_generation
+from mulgil.admission.lease import Leases
+from mulgil.admission.policy import Balance, Limits
 from mulgil.admission.store import Account
+from mulgil.engine.base import Prepared, Prompt
+from mulgil.generation import Generation
 from mulgil.ledger.base import UsageRow
 from mulgil.ledger.keeping import UsageLedger
+from mulgil.stores.memory import MemoryStore
 
 
 @pytest.fixture
@@ -127,6 +132,21 @@ async def test_what_a_shutdown_cuts_off(server: Server) -> None:
     row = await row_of(server)
     assert row.status == "server_shutting_down"
     assert (row.prompt_tokens, row.completion_tokens) == await charged(server)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_which_variant_was_to_answer_and_what_answered_instead(cached: bool) -> None:
+    lease = Leases(MemoryStore(), ttl=30, renew_interval=5).open(Account("t", "k"), Limits(), Limits())
+    generation = Generation(Prepared("mg-1", (Prompt([1], 9),), 1, None), lease, model="m")
+    generation.free = cached
+    generation.observed.begin("read")
+    row = row_of_generation(generation, None, refunded=False)
+    assert (row.variant, row.fallback) == (None, None)
+    generation.observed.variant = "terse"
+    assert row_of_generation(generation, None, refunded=False).variant == "terse"
+    generation.observed.falls_back("other", "overloaded")
+    row = row_of_generation(generation, None, refunded=False)
+    assert (row.variant, row.fallback) == ("terse", "other")
 
 
 async def test_embeddings(server: Server) -> None:

@@ -207,8 +207,9 @@ async def books(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerato
 def in_the_metrics(server: Server) -> tuple[float | None, ...]:
     """Prompt tokens and completion tokens, and streams that are open."""
     told, labels = server.mulgil.registry.get_sample_value, {"model": MODEL, "tier": "default"}
-    counted = (told(f"mulgil_{kind}_tokens_total", labels) for kind in ("prompt", "completion"))
-    return (*counted, told("mulgil_open_streams"))
+    prompt = told("mulgil_prompt_tokens_total", labels)
+    completion = told("mulgil_completion_tokens_total", labels | {"variant": "none"})
+    return prompt, completion, told("mulgil_open_streams")
 
 
 @pytest.mark.timeout(180)

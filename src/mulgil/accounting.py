@@ -49,6 +49,8 @@ def row_of_generation(generation: Generation, error: MulgilError | None, *, refu
         status=_status(generation, error),
         ttft=observed.first_token_after,
         duration=time.perf_counter() - observed.began,
+        variant=observed.variant,
+        fallback=observed.fallback,
     )
 
 

@@ -21,6 +21,7 @@ from mulgil.server import serve
 from mulgil.settings import Settings, problems, unknown_variables
 from mulgil.tiers import load_adapters, load_models, load_prices, load_tiers, shown
 from mulgil.usage_command import usage
+from mulgil.variants_command import variants_app
 
 _USAGE = 2
 _SECRET_WORDS = ("token", "key", "secret", "password")
@@ -32,6 +33,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,  # locals hold keys
 )
 app.add_typer(keys_app, name="keys")
+app.add_typer(variants_app, name="variants")
 app.command()(doctor)
 app.command()(usage)
 # The flags of these commands are the settings themselves (docs/settings.md); `--help` lists them.

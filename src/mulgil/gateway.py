@@ -7,13 +7,11 @@ from dataclasses import replace
 
 from mulgil.admission.gates import Gates
 from mulgil.admission.lease import Lease
-from mulgil.admission.policy import Charge, limits_of_tier
-from mulgil.admission.store import Account
-from mulgil.admission.waiting_room import Demand
+from mulgil.admitting import Admission
 from mulgil.asked import NO_WISHES, Asked, Wishes
 from mulgil.auth.keys import Caller
 from mulgil.catalogue import Catalogue
-from mulgil.engine.base import Answerer, Engine, Prepared, TextRequest
+from mulgil.engine.base import Answerer, Engine, TextRequest
 from mulgil.errors import (
     ContextLengthError,
     EngineUnavailableError,
@@ -24,7 +22,7 @@ from mulgil.errors import (
     ShuttingDownError,
 )
 from mulgil.generation import Generation
-from mulgil.running import NO_PLACE, Place, Run, Running
+from mulgil.running import NO_PLACE, Run, Running
 from mulgil.schemas.tokenize import MOST_TEXTS, Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 from mulgil.telemetry.observation import Observation
 from mulgil.tiers import Priority, Tier, check_length_allowed, check_model_allowed
@@ -59,11 +57,11 @@ class Gateway:
         self.catalogue = catalogue
         self.queue = gates.queue
         self._upstreams = upstreams or {}
-        self._leases = gates.leases
         self._tiers = gates.tiers
         self._rebuilt = rebuilt
         self._ledger = gates.ledger
         self._running = Running(gates.ledger, self._on_progress)
+        self._admission = Admission(gates, self._running)
         self.leaving = False
         """Whether it will soon take nothing on any more; balancers should send new requests elsewhere."""
 
@@ -121,7 +119,7 @@ class Gateway:
         """
         final = asked.wishes.passed_on or not asked.settled.fallbacks
         try:
-            return await self._by_engine(asked, patient=final)
+            return await self._by_engine(asked, final=final)
         except _FOR_A_FALLBACK as error:
             if final:
                 raise
@@ -130,37 +128,35 @@ class Gateway:
     async def _by_fallback(self, asked: Asked, error: MulgilError) -> Generation:
         observed = asked.observed
         for name in asked.settled.fallbacks:
-            observed.fallback = name
+            observed.falls_back(name, error.code or error.type)
             upstream = self._upstreams.get(name)
             try:
                 if upstream is not None:
                     return await self._by_upstream(asked, upstream)
-                return await self._by_engine(self._renamed(asked, name), patient=False)
+                return await self._by_engine(self._renamed(asked, name), final=False)
             except _FOR_A_FALLBACK as failure:
                 log.warning("fallback %s of %s does not answer either: %s", name, asked.request.model, failure.code)
-        observed.fallback, observed.variant = None, asked.settled.variant
+        observed.fallback = observed.fallback_reason = None
         raise error
 
     def _renamed(self, asked: Asked, model: str) -> Asked:
         """*asked* as *model* answers it, which the operator has named and its caller need not be allowed to ask for."""
         request = asked.request.model_copy(update={"model": model})
         settled = self.catalogue.settle(request, asked.caller, asked.tier)
-        asked.observed.variant = settled.variant
         return replace(asked, settled=settled)
 
     async def _by_upstream(self, asked: Asked, upstream: Answerer) -> Generation:
-        asked.observed.variant = None
         asked.observed.begin("tokenise")
         prepared = await upstream.prepare(
             asked.request, tenant=asked.caller.tenant, default_max_tokens=asked.tier.max_tokens
         )
-        lease = await self._reserved(asked, prepared)
-        return await self._accepted(Run(upstream, prepared, NO_PLACE), asked, lease)
+        lease = await self._admission.reserve(asked, prepared)
+        return await self._accepted(Run(upstream, prepared, NO_PLACE, final=False), asked, lease)
 
-    async def _by_engine(self, asked: Asked, *, patient: bool) -> Generation:
-        """By the engine of this process; who is *patient* waits while it is rebuilt."""
+    async def _by_engine(self, asked: Asked, *, final: bool) -> Generation:
+        """By the engine of this process. Where there is nobody else, it is waited for while it is rebuilt."""
         observed, settled = asked.observed, asked.settled
-        if patient and self._rebuilt is not None:
+        if final and self._rebuilt is not None:
             observed.begin("wait_for_engine")
             await self._rebuilt()
         engine = self._engine()
@@ -178,20 +174,11 @@ class Gateway:
             raise EngineUnavailableError(f"The adapter of the variant '{settled.variant}' is not loaded.") from error
         if settled.adapter is not None:
             asked = replace(asked, settled=self.catalogue.answered_by(settled, prepared.adapter))
-        lease = await self._reserved(asked, prepared)
-        observed.begin("queue")
-        place = await self._turn(asked, prepared, lease)
+        lease = await self._admission.reserve(asked, prepared)
+        place = await self._admission.turn(asked, prepared, lease)
         # From here on nothing is awaited until the task that settles the lease, and gives the turn back, has both.
         prepared = replace(prepared, priority=_IN_THE_ENGINE[asked.tier.priority], trace_headers=observed.trace_headers)
-        return await self._accepted(Run(engine, prepared, place), asked, lease)
-
-    async def _reserved(self, asked: Asked, prepared: Prepared) -> Lease:
-        asked.observed.truncated_messages = prepared.dropped_messages
-        account = Account(asked.caller.tenant, asked.caller.key_id)
-        lease = self._leases.open(account, *limits_of_tier(asked.tier))
-        asked.observed.begin("reserve")
-        await lease.reserve(Charge(prepared.prompt_tokens, prepared.most_output_tokens))
-        return lease
+        return await self._accepted(Run(engine, prepared, place, final=final), asked, lease)
 
     async def _accepted(self, run: Run, asked: Asked, lease: Lease) -> Generation:
         """The generation of *run*, once it is accepted. Whatever happens, it settles *lease*."""
@@ -264,30 +251,6 @@ class Gateway:
         """
         self.queue.close()
         await self._running.drain(within=within)
-
-    async def _turn(self, asked: Asked, prepared: Prepared, lease: Lease) -> Place:
-        """A turn for *prepared*, which holds *lease* while it waits; without a turn the lease is given back."""
-        demand = Demand(
-            asked.caller.tenant,
-            prepared.prompt_tokens,
-            prepared.most_output_tokens,
-            turns=prepared.width,
-            priority=asked.tier.priority,
-            weight=asked.tier.weight,
-        )
-        try:
-            turn = await self.queue.enter(demand)
-            if not self._running.draining:
-                return turn
-            turn.give_back()  # it came up in the very moment in which the drain began
-            raise ShuttingDownError
-        except asyncio.CancelledError:
-            self._running.spawn(lease.settle(refund=True))
-            raise
-        except MulgilError:
-            # Before it is told: the client's next request must not meet its own reservation.
-            await asyncio.shield(self._running.spawn(lease.settle(refund=True)))
-            raise
 
     def _on_progress(self) -> None:
         if self.queue.waiting:

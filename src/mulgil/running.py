@@ -42,11 +42,13 @@ class Run:
         answerer: makes it.
         prepared: from this, which the same one has prepared.
         place: to be given back at the end.
+        final: if it is refused, so is the request; else somebody else is asked, and what was refused is no row.
     """
 
     answerer: Answerer
     prepared: Prepared
     place: Place
+    final: bool = True
 
 
 class Running:
@@ -125,18 +127,19 @@ class Running:
             log.exception("generation failed", extra={"request_id": generation.observed.id})
             error = InternalServerError("The server had an error while processing your request.")
         finally:
-            await self._end(run.place, generation, error)
+            await self._end(run, generation, error)
 
-    async def _end(self, place: Place, generation: Generation, error: MulgilError | None) -> None:
+    async def _end(self, run: Run, generation: Generation, error: MulgilError | None) -> None:
         generation.observed.begin("settle")
         refused = _was_refused(generation, error)
-        place.give_back(0 if refused else generation.prompt_tokens + generation.snapshot.completion_tokens)
+        run.place.give_back(0 if refused else generation.prompt_tokens + generation.snapshot.completion_tokens)
         # Before the end is told: a client's next request must not meet its own reservation.
         try:
             await generation.lease.settle(refund=refused)
         finally:
             del self._runs[generation.id]
-            self._ledger.note(row_of_generation(generation, error, refunded=refused))
+            if run.final or not refused:
+                self._ledger.note(row_of_generation(generation, error, refunded=refused))
             generation.close(error)
             generation.conclude(refused=refused)
 

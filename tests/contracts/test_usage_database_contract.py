@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import Connection
-from usagerows import EVER, numbers, row, total, usage_url
+from sqlalchemy import Connection, insert
+from usagerows import EVER, kept_rows, numbers, row, total, usage_url
 
+from mulgil.ledger.base import UsageRow
 from mulgil.ledger.database import DatabaseError, Span, UsageDatabase
-from mulgil.ledger.tables import TABLES
+from mulgil.ledger.tables import TABLES, USAGE
 
 NOON = datetime(2026, 11, 30, 12, tzinfo=UTC)
 
@@ -98,6 +99,47 @@ async def test_what_was_spent_is_told_of_keys_and_of_whole_tenants(usage: UsageD
     of_keys = await usage.spent({"a"}, {"1"}, date(2026, 11, 1))
     assert [(one.labels, one.requests) for one in of_keys] == [(("a", "demo", date(2026, 11, 30), "1"), 1)]
     assert await usage.spent({"a"}, None, date(2026, 12, 1)) == []
+
+
+async def test_rows_of_variants_are_told_page_by_page_and_no_others(usage: UsageDatabase) -> None:
+    same_moment = [row(at=NOON, variant="a", status="length+stop") for _ in range(7)]
+    later = [row(at=NOON + timedelta(seconds=number), variant="b", fallback="c", ttft=None) for number in range(1, 5)]
+    others = [row(at=NOON), row(at=EVER.until, variant="a"), row(at=NOON, variant="a", model="other")]
+    await usage.add([*later, *same_moment, *others])
+    span = Span(EVER.since, EVER.until, (("model", "demo"),))
+    told, page = list[UsageRow](), await usage.of_variants(span, after=None, most=3)
+    while page:
+        assert len(page) <= 3
+        told += page
+        page = await usage.of_variants(span, after=page[-1], most=3)
+    assert told == [*sorted(same_moment, key=lambda one: one.id), *later]
+
+
+async def test_a_database_of_the_version_before_gets_the_new_columns_and_keeps_its_rows(url: str) -> None:
+    old = [row(), row(status="aborted", ttft=None)]
+    before = UsageDatabase(url)
+    await before.open()
+    names = (
+        "id request_id at day tenant key_id model prompt_tokens cached_tokens completion_tokens status ttft duration"
+    )
+    async with before._engine.begin() as connection:
+        for step in (
+            "ALTER TABLE mulgil_usage DROP COLUMN variant",
+            "ALTER TABLE mulgil_usage DROP COLUMN fallback",
+            "UPDATE mulgil_usage_version SET version_num = '0001'",
+        ):
+            await connection.exec_driver_sql(step)
+        # As a gateway of that version writes, which may share the database with newer ones.
+        values = [{name: getattr(one, name, one.at.date()) for name in names.split()} for one in old]
+        await connection.execute(insert(USAGE), values)
+    await before.close()
+    usage = UsageDatabase(url)
+    try:
+        new = row(variant="a", fallback="b")
+        await usage.add([new])
+        assert {one.id: one for one in await kept_rows(usage)} == {one.id: one for one in (*old, new)}
+    finally:
+        await usage.close()
 
 
 async def test_the_last_migration_makes_the_tables_that_the_code_knows(usage: UsageDatabase) -> None:

@@ -27,7 +27,8 @@ OF_PROMETHEUS = {"up": set[str]()}
 # Needs the real model; tests/e2e/test_telemetry_on_vllm.py looks for these.
 OF_VLLM = {"vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:num_preemptions_total"}
 _WORDS = frozenset(
-    "sum max min avg count rate increase histogram_quantile by without and or unless on ignoring label_values".split()
+    "sum max min avg count rate increase histogram_quantile by without and or unless on ignoring group_left "
+    "label_values".split()
 )
 
 
@@ -50,11 +51,13 @@ RECORDED = {rule["record"] for rule in rules() if "record" in rule}
 
 
 def asked_for(expression: str) -> tuple[set[str], dict[str, set[str]], set[str]]:
-    """Metrics, the labels and values asked of each, and the labels that are grouped by."""
+    """Metrics, the labels and values asked of each, and the labels that are grouped or matched by."""
     grouped = {
-        label.strip() for found in re.findall(r"\b(?:by|without) \(([^)]*)\)", expression) for label in found.split(",")
+        label.strip()
+        for found in re.findall(r"\b(?:by|without|ignoring) \(([^)]*)\)", expression)
+        for label in found.split(",")
     }
-    text = re.sub(r"\b(?:by|without) \([^)]*\)", "", expression)
+    text = re.sub(r"\b(?:by|without|ignoring) \([^)]*\)", "", expression)
     if found := re.fullmatch(r"label_values\((.*), (\w+)\)", text):
         text, label = found[1], found[2]
         grouped.add(label)
@@ -94,7 +97,8 @@ def test_every_name_and_label_in_an_expression_is_one_that_a_gateway_tells(
     labels = set(ADDED)
     for name in names - OF_VLLM - RECORDED - OF_PROMETHEUS.keys():
         # Those that count by labels have no series before something happened.
-        known = next((metric for metric in METRICS if name.startswith(metric.name)), None)
+        begun = [metric for metric in METRICS if name.startswith(metric.name)]
+        known = max(begun, key=lambda metric: len(metric.name), default=None)
         assert name in told or (known is not None and known.kind == "counter" and name == known.told_as), name
         labels |= set(known.labels) if known else {label for one in told[name] for label in one}
         for matcher in matchers[name]:

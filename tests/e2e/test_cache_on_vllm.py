@@ -24,7 +24,7 @@ async def test_an_answer_of_the_model_is_shared_kept_and_told_again(vllm_server:
     seal = Seal(b"the secret of the tests")
     cache = ResponseCache(MemoryAnswers(most_entries=10, most_bytes=1_000_000), seal, CacheRules())
     # Beside the gateway's own, which keeps nothing, since the other tests want the model's answers.
-    gates = Gates(gateway._tiers, gateway._leases, gateway.queue, gateway._ledger)
+    gates = Gates(gateway._tiers, vllm_server.mulgil.leases, gateway.queue, gateway._ledger)
     answers = Answers(gateway, gates, Caching(frozenset({MODEL}), AnswerKeys(seal), cache))
     asked = {"temperature": 0, "max_tokens": 24, "logprobs": True, "top_logprobs": 2}
     request = ChatCompletionRequest.model_validate(chat_body("What is a cache?", **asked))

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import orjson
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
@@ -37,7 +38,11 @@ def emptied(spool: Spool, most: int = 100) -> list[UsageRow]:
 
 def test_what_is_put_in_comes_out_as_it_was_and_in_order(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
-    rows = [row(status="length+stop", ttft=None), row(tenant="a@b:c", duration=1e-9), row(prompt_tokens=2**60)]
+    rows = [
+        row(status="length+stop", ttft=None),
+        row(variant="a", fallback="b"),
+        row(prompt_tokens=2**60, duration=1e-9),
+    ]
     spool.append(rows[:2])
     spool.append(rows[2:])
     assert spool
@@ -114,6 +119,15 @@ def test_a_line_that_was_cut_off_costs_that_row_alone(tmp_path: Path, caplog: py
     after.adopt()
     assert emptied(after) == [kept]
     assert "cannot be read" in caplog.text
+
+
+def test_what_a_gateway_of_the_version_before_has_left_is_read(tmp_path: Path) -> None:
+    fields = orjson.loads(orjson.dumps(kept := row()))
+    del fields["variant"], fields["fallback"]
+    (tmp_path / "usage-0.jsonl").write_bytes(orjson.dumps(fields) + b"\n")
+    spool = Spool(tmp_path)
+    spool.adopt()
+    assert emptied(spool) == [kept]
 
 
 def test_a_folder_that_cannot_be_written_is_told_at_the_start(tmp_path: Path) -> None:

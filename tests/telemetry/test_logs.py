@@ -241,6 +241,20 @@ def test_of_the_requests_that_went_well_a_share_has_a_line_and_the_others_all(li
     assert len(lines_of(lines)) == 60
 
 
+def test_a_variant_and_a_fallback_are_named_where_there_are_some(lines: pytest.LogCaptureFixture) -> None:
+    access, replaced = AccessLog(), of_id(3, variant="terse")
+    replaced.falls_back("elsewhere", "overloaded")
+    for observed in (of_id(1), of_id(2, variant="terse"), replaced):
+        access.write(observed)
+    names = ("variant", "fallback", "fallback_reason")
+    assert [{name: line[name] for name in names if name in line} for line in lines_of(lines)] == [
+        {},
+        {"variant": "terse"},
+        {"variant": "terse", "fallback": "elsewhere", "fallback_reason": "overloaded"},
+    ]
+    assert set(names) <= set(ACCESS_FIELDS)
+
+
 async def test_no_share_at_all_leaves_those_that_went_wrong(lines: pytest.LogCaptureFixture) -> None:
     async with serving(settings(access_log_share=0.0)) as server:
         await server.chat()

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,13 @@ from mulgil.engine.base import Engine
 from mulgil.engine.simulated import SimulatedEngine
 from mulgil.telemetry.access import AccessLog
 from mulgil.telemetry.metrics import RequestMetrics
-from mulgil.telemetry.names import METRICS
+from mulgil.telemetry.names import METRICS, Stage
 from mulgil.telemetry.observation import Observation, Used
 from mulgil.telemetry.observer import Telemetry
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 ADMIN = "the-admin-token-of-the-metrics-tests"
+STAGES: tuple[Stage, ...] = ("authenticate", "decode", "settle")
 Sample = tuple[str, tuple[tuple[str, str], ...]]
 
 
@@ -229,6 +231,58 @@ def test_ten_thousand_invented_models_paths_keys_and_tiers_make_no_series() -> N
         made_up(number, observer).answered()
     assert series() == before
     assert registry.get_sample_value("mulgil_prompt_tokens_total", {"model": "other", "tier": "default"}) == 10_001
+
+
+def observed_by(observer: Telemetry) -> Observation:
+    """An answer of three tokens that is about to be over."""
+    observed = Observation(observer, method="POST", route="/v1/chat/completions", tier="default")
+    for stage in STAGES:
+        observed.begin(stage)
+    observed.asks("chat", MODEL)
+    observed.used = Used(5, 0, 3, 3, "stop")
+    observed.answers(200)
+    return observed
+
+
+def test_what_compares_variants_is_told_apart_by_them_and_only_that() -> None:
+    registry = CollectorRegistry()
+    observer = Telemetry(RequestMetrics(registry, [MODEL], ["default"]), AccessLog(0))
+    for variant in ("base", "terse", "terse", None):
+        observed = observed_by(observer)
+        observed.variant = variant
+        observed.answered()
+    replaced = observed_by(observer)
+    replaced.variant = "terse"
+    replaced.falls_back("elsewhere", "overloaded")
+    replaced.answered()
+    answer = {"model": MODEL, "tier": "default"}
+    of_chat = {"method": "POST", "route": "/v1/chat/completions", "status": "200", **answer}
+    for variant, number in {"base": 1, "terse": 2, "none": 2}.items():
+        told = partial(registry.get_sample_value, labels={**answer, "variant": variant})
+        assert registry.get_sample_value("mulgil_requests_total", {**of_chat, "variant": variant}) == number
+        labels = {**answer, "variant": variant, "finish": "stop"}
+        assert registry.get_sample_value("mulgil_answers_total", labels) == number
+        assert told("mulgil_completion_tokens_total") == 3 * number
+        assert told("mulgil_time_to_first_token_seconds_count") == number
+        assert told("mulgil_time_per_output_token_seconds_count") == number
+    assert registry.get_sample_value("mulgil_prompt_tokens_total", answer) == 25
+    why = {"model": MODEL, "fallback": "elsewhere", "reason": "overloaded"}
+    assert registry.get_sample_value("mulgil_fallbacks_total", why) == 1
+    labelled = {metric.name for metric in METRICS if "variant" in metric.labels}
+    series = [sample for family in registry.collect() for sample in family.samples]
+    assert {sample.labels["variant"] for sample in series if "variant" in sample.labels} == {"base", "terse", "none"}
+    assert {
+        family.name for family in registry.collect() for one in family.samples if "variant" in one.labels
+    } == labelled
+
+
+async def test_without_variants_and_fallbacks_the_label_is_none_everywhere(measured: Server) -> None:
+    await measured.chat(script(tokens=2))
+    await measured.client.get("/v1/nothing")
+    told = await numbers(measured)
+    assert told.of("mulgil_requests_total", variant="none") == told.of("mulgil_requests_total") == 2
+    assert told.of("mulgil_answers_total", variant="none") == told.of("mulgil_answers_total") == 1
+    assert told.of("mulgil_fallbacks_total") == 0
 
 
 async def test_nor_do_they_through_the_server(measured: Server) -> None:

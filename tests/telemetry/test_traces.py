@@ -12,6 +12,7 @@ from harness import MODEL, Server, chat_body, eventually, hanging_up, raw_reques
 from otlpreceiver import Receiver, Span, otlp_receiver
 
 from mulgil.telemetry.names import SPAN_ATTRIBUTES
+from mulgil.telemetry.observation import Observation
 from mulgil.telemetry.traces import Receiver as Chosen
 from mulgil.telemetry.traces import build_tracing, receiver
 
@@ -134,6 +135,31 @@ async def test_another_server_is_told_whose_child_its_work_is(spans: Receiver) -
         "authenticate", "read", "tokenise", "reserve", "embed", "settle", "send",
     ]  # fmt: skip
     assert (span.attributes["gen_ai.operation.name"], span.attributes["gen_ai.usage.input_tokens"]) == ("embeddings", 3)
+
+
+def test_a_variant_and_a_fallback_are_attributes_where_there_are_some(spans: Receiver) -> None:
+    tracing = build_tracing({"OTEL_EXPORTER_OTLP_ENDPOINT": spans.url}, "1")
+    assert tracing is not None
+    for variant, fallback in ((None, None), ("terse", None), ("terse", "elsewhere")):
+        observed = Observation(route=f"/{variant}/{fallback}", variant=variant)
+        if fallback:
+            observed.falls_back(fallback, "overloaded")
+        tracing.begin(observed, ())
+        observed.begin("read")
+        tracing.end(observed)
+    tracing.close()
+    told = [
+        {name: value for name, value in span.attributes.items() if "variant" in name or "fallback" in name}
+        for route in ("/None/None", "/terse/None", "/terse/elsewhere")
+        for span in spans.named(f"WS {route}")
+    ]
+    whole = {
+        "mulgil.variant": "terse",
+        "mulgil.fallback": "elsewhere",
+        "mulgil.fallback.reason": "overloaded",
+    }
+    assert told == [{}, {"mulgil.variant": "terse"}, whole]
+    assert whole.keys() <= set(SPAN_ATTRIBUTES)
 
 
 async def test_exemplars_lead_from_a_histogram_to_the_trace(spans: Receiver) -> None:

@@ -80,7 +80,7 @@ def headers_of(generation: Generation) -> dict[str, str]:
     told = {
         "x-mulgil-truncated-messages": str(dropped) if dropped else None,
         "x-mulgil-cache": observed.cache,
-        VARIANT_HEADER: observed.variant,
+        VARIANT_HEADER: observed.variant if observed.fallback is None else None,
         FALLBACK_HEADER: observed.fallback,
     }
     return generation.lease.headers() | {name: value for name, value in told.items() if value}

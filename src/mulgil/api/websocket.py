@@ -256,7 +256,7 @@ def _way(generation: Generation) -> dict[str, Any]:
     observed = generation.observed
     told = {
         "truncated_messages": generation.dropped_messages,
-        "variant": observed.variant,
+        "variant": observed.variant if observed.fallback is None else None,
         "fallback": observed.fallback,
     }
     return {name: value for name, value in told.items() if value}

@@ -25,6 +25,8 @@ class UsageRow:
         status: the finish reason (several: joined by `+`), `aborted`, or the code of the error.
         ttft: seconds until the first token; None where none was made.
         duration: seconds until the end; both count from when the gateway took the request on, its wait included.
+        variant: of the model that was to answer; None where it has none.
+        fallback: what answered instead of the model; None where nothing had to.
     """
 
     id: str
@@ -39,6 +41,8 @@ class UsageRow:
     status: str
     ttft: float | None
     duration: float
+    variant: str | None = None
+    fallback: str | None = None
 
     @property
     def total_tokens(self) -> int:

@@ -9,7 +9,7 @@ from datetime import UTC, date, datetime
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import BigInteger, cast, func, select
+from sqlalchemy import BigInteger, cast, func, or_, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -123,6 +123,21 @@ class UsageDatabase:
             .group_by(*by)
         )
         return await self._told(question, len(by))
+
+    async def of_variants(self, span: Span, *, after: UsageRow | None, most: int) -> list[UsageRow]:
+        """The next rows of *span* that have a variant, by their end: those that follow *after*, at *most* so many."""
+        question = (
+            select(*(USAGE.c[name] for name in _FIELDS))
+            .where(USAGE.c.at >= (after.at if after else span.since), USAGE.c.at < span.until)
+            .where(USAGE.c.variant.is_not(None), *(USAGE.c[name] == value for name, value in span.having))
+            .order_by(USAGE.c.at, USAGE.c.id)
+            .limit(most)
+        )
+        if after is not None:
+            question = question.where(or_(USAGE.c.at > after.at, USAGE.c.id > after.id))
+        async with self._transaction() as connection:
+            found = (await connection.execute(question)).all()
+        return [UsageRow(**dict(zip(_FIELDS, row, strict=True))) for row in found]
 
     async def close(self) -> None:
         """Let go of every connection."""

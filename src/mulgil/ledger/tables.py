@@ -37,6 +37,8 @@ USAGE = Table(
     Column("status", String, nullable=False),
     Column("ttft", Double),
     Column("duration", Double, nullable=False),
+    Column("variant", String),
+    Column("fallback", String),
     Index("mulgil_usage_at", "at"),
     Index("mulgil_usage_tenant_key_at", "tenant", "key_id", "at"),
 )

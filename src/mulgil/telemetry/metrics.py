@@ -57,6 +57,7 @@ class RequestMetrics:
         self._truncated = self._counter(names.TRUNCATED)
         self._truncated_messages = self._counter(names.TRUNCATED_MESSAGES)
         self._store = self._histogram(names.STORE_SECONDS)
+        self._fallbacks = self._counter(names.FALLBACKS)
         self._hang_ups = self._counter(names.HANG_UPS)
         self._cache = self._counter(names.CACHE)
 
@@ -65,8 +66,9 @@ class RequestMetrics:
         method = observed.method if observed.method in _METHODS else OTHER
         route = observed.route or OTHER
         answer = self._model(observed.model), self._tier(observed.tier)
+        of_variant = (*answer, _variant(observed))
         exemplar: Exemplar = {"trace_id": observed.trace_id} if observed.trace_id else None
-        self._requests.of(method, route, str(observed.status), *answer).inc(exemplar=exemplar)
+        self._requests.of(method, route, str(observed.status), *of_variant).inc(exemplar=exemplar)
         if not observed.is_socket:
             self._seconds.of(route, answer[0]).observe(observed.ended - observed.began, exemplar)
         if observed.hung_up:
@@ -75,12 +77,15 @@ class RequestMetrics:
             self._truncated.of(*answer).inc(exemplar=exemplar)
             self._truncated_messages.of(*answer).inc(observed.truncated_messages)
         if observed.operation is not None:
-            self._count_stages(observed, answer, exemplar)
-            self._count_tokens(observed.used, answer)
+            self._count_stages(observed, of_variant, exemplar)
+            self._count_tokens(observed.used, of_variant)
+        if observed.fallback is not None:
+            self._fallbacks.of(answer[0], observed.fallback, observed.fallback_reason or NONE).inc(exemplar=exemplar)
         if observed.cache is not None:
             self._cache.of(*answer, observed.cache).inc()
 
-    def _count_stages(self, observed: Observation, answer: tuple[str, str], exemplar: Exemplar) -> None:
+    def _count_stages(self, observed: Observation, of_variant: tuple[str, str, str], exemplar: Exemplar) -> None:
+        answer = of_variant[:2]
         for stage, begin, end in observed.spans():
             if stage == "queue":
                 self._queue.of(*answer).observe(end - begin, exemplar)
@@ -89,18 +94,19 @@ class RequestMetrics:
             elif stage in ("reserve", "settle"):
                 self._store.of(stage).observe(end - begin, exemplar)
             elif stage == "decode":
-                self._first.of(*answer).observe(begin - observed.began, exemplar)
+                self._first.of(*of_variant).observe(begin - observed.began, exemplar)
                 gaps = observed.used.longest - 1 if observed.used else 0
                 if gaps > 0:
-                    self._gap.of(*answer).observe((end - begin) / gaps, exemplar)
+                    self._gap.of(*of_variant).observe((end - begin) / gaps, exemplar)
 
-    def _count_tokens(self, used: Used | None, answer: tuple[str, str]) -> None:
+    def _count_tokens(self, used: Used | None, of_variant: tuple[str, str, str]) -> None:
         if used is None:
             return
-        self._answers.of(*answer, used.finish).inc()
+        answer = of_variant[:2]
+        self._answers.of(*of_variant, used.finish).inc()
         self._prompt.of(*answer).inc(used.prompt)
         self._cached.of(*answer).inc(used.cached)
-        self._completion.of(*answer).inc(used.completion)
+        self._completion.of(*of_variant).inc(used.completion)
 
     def _model(self, asked: str | None) -> str:
         if asked is None:
@@ -118,3 +124,8 @@ class RequestMetrics:
     def _histogram(self, metric: Metric) -> "_Family[Histogram]":
         made = Histogram(metric.name, metric.help, metric.labels, registry=self._registry, buckets=metric.buckets)
         return _Family(made)
+
+
+def _variant(observed: Observation) -> str:
+    """The variant that answered; what a fallback answered tells nothing of it."""
+    return NONE if observed.variant is None or observed.fallback is not None else observed.variant

@@ -35,6 +35,7 @@ class Metric:
 
 
 _OF_ANSWER = ("model", "tier")
+_OF_VARIANT = (*_OF_ANSWER, "variant")
 _LONG = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
 _FIRST = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 20, 30, 60)
 _GAPS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1)
@@ -43,9 +44,7 @@ _SHORT = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 _STEPS = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 1)
 
 # Noted when a request is over.
-REQUESTS = Metric(
-    "mulgil_requests", "counter", "Requests that are over.", ("method", "route", "status", "model", "tier")
-)
+REQUESTS = Metric("mulgil_requests", "counter", "Requests that are over.", ("method", "route", "status", *_OF_VARIANT))
 REQUEST_SECONDS = Metric(
     "mulgil_request_duration_seconds",
     "histogram",
@@ -57,20 +56,24 @@ PROMPT_TOKENS = Metric("mulgil_prompt_tokens", "counter", "Prompt tokens that we
 CACHED_TOKENS = Metric(
     "mulgil_cached_prompt_tokens", "counter", "Those of them that came out of the prefix cache.", _OF_ANSWER
 )
-COMPLETION_TOKENS = Metric("mulgil_completion_tokens", "counter", "Output tokens that were charged.", _OF_ANSWER)
-ANSWERS = Metric("mulgil_answers", "counter", "Answers by the way they ended.", (*_OF_ANSWER, "finish"))
+COMPLETION_TOKENS = Metric("mulgil_completion_tokens", "counter", "Output tokens that were charged.", _OF_VARIANT)
+ANSWERS = Metric("mulgil_answers", "counter", "Answers by the way they ended.", (*_OF_VARIANT, "finish"))
+FALLBACKS = Metric(
+    "mulgil_fallbacks", "counter", "Requests that a fallback answered, by the error that they would have had.",
+    ("model", "fallback", "reason"),
+)  # fmt: skip
 FIRST_TOKEN_SECONDS = Metric(
     "mulgil_time_to_first_token_seconds",
     "histogram",
     "From the first byte of a request until its first token was made.",
-    _OF_ANSWER,
+    _OF_VARIANT,
     _FIRST,
 )
 TOKEN_SECONDS = Metric(
     "mulgil_time_per_output_token_seconds",
     "histogram",
     "Mean time between two tokens of an answer, one value for each answer.",
-    _OF_ANSWER,
+    _OF_VARIANT,
     _GAPS,
 )
 QUEUE_SECONDS = Metric(
@@ -152,8 +155,8 @@ METRICS = tuple(metric for metric in list(globals().values()) if isinstance(metr
 
 ACCESS_FIELDS = (
     "request_id", "client_request_id", "trace_id", "method", "path", "route", "status", "error", "duration_ms",
-    "tenant", "key", "key_prefix", "tier", "model", "prompt_tokens", "cached_tokens", "completion_tokens",
-    "truncated_messages", "ttft_ms", "finish", "cache", "hung_up", "retry_count",
+    "tenant", "key", "key_prefix", "tier", "model", "variant", "fallback", "fallback_reason", "prompt_tokens",
+    "cached_tokens", "completion_tokens", "truncated_messages", "ttft_ms", "finish", "cache", "hung_up", "retry_count",
 )  # fmt: skip
 """Fields of the access line; those that do not apply are left out."""
 
@@ -165,6 +168,7 @@ SPAN_ATTRIBUTES = (
     "gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model", "gen_ai.response.model",
     "gen_ai.response.finish_reasons", "gen_ai.response.time_to_first_chunk", "gen_ai.usage.input_tokens",
     "gen_ai.usage.cache_read.input_tokens", "gen_ai.usage.output_tokens", "mulgil.request.id", "mulgil.tenant",
-    "mulgil.key", "mulgil.tier", "mulgil.cache", "mulgil.truncated_messages", "mulgil.hung_up",
+    "mulgil.key", "mulgil.tier", "mulgil.variant", "mulgil.fallback", "mulgil.fallback.reason", "mulgil.cache",
+    "mulgil.truncated_messages", "mulgil.hung_up",
 )  # fmt: skip
 """Attributes of the span of a request."""

@@ -76,6 +76,9 @@ class Observation:
         tenant, key, key_prefix, tier: who asks.
         operation: `chat`, `text_completion` or `embeddings`.
         model: that was asked for.
+        variant: by which it is answered, by its name in the configuration; None where the model has none.
+        fallback: which answers instead of the model, by its name in the configuration.
+        fallback_reason: code of the error that it answers instead of.
         truncated_messages: how many the conversation has lost, so that it fits.
         status: of the response; of a turn the one that it would have had.
         error: code or type of what it failed with.
@@ -103,9 +106,10 @@ class Observation:
     tier: str | None = None
     operation: str | None = None
     model: str | None = None
-    truncated_messages: int = 0
     variant: str | None = None
     fallback: str | None = None
+    fallback_reason: str | None = None
+    truncated_messages: int = 0
     status: int = 0
     error: str | None = None
     hung_up: bool = False
@@ -130,6 +134,13 @@ class Observation:
         """It is about this; gives itself."""
         self.operation, self.model = operation, model
         return self
+
+    def falls_back(self, fallback: str, reason: str) -> None:
+        """*fallback* answers, of the configuration, instead of an error with the code *reason*.
+
+        The variant stays what it was: it is the one that did not answer.
+        """
+        self.fallback, self.fallback_reason, self.error = fallback, reason, None
 
     def generates(self, stage: Stage) -> None:
         """*stage* begins, of something that may outlive the response; to be released when that ends."""
