@@ -1,4 +1,4 @@
-"""`mulgil.toml`: tiers, which are named limits and rights, and what is said of models."""
+"""`mulgil.toml`: tiers, which are named limits and rights, and what is said of models and of upstreams."""
 
 import tomllib
 from collections.abc import Mapping
@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from mulgil.errors import InvalidFieldError, PermissionDeniedError
 from mulgil.prices import Amount, Price, Prices
+from mulgil.upstreams import UpstreamOptions, with_its_key
 
 DEFAULT = "default"
 TierName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
@@ -100,6 +101,7 @@ class _File(BaseModel):
 
     tiers: dict[TierName, Tier] = Field(default_factory=dict)
     models: dict[str, ModelOptions] = Field(default_factory=dict)
+    upstreams: dict[TierName, UpstreamOptions] = Field(default_factory=dict)
 
 
 def load_tiers(path: Path | None) -> Mapping[str, Tier]:
@@ -136,6 +138,21 @@ def load_cached_models(path: Path | None) -> frozenset[str]:
         ValueError: as `load_tiers`.
     """
     return frozenset(name for name, model in _read(path).models.items() if model.cache)
+
+
+def load_upstreams(path: Path | None) -> Mapping[str, UpstreamOptions]:
+    """The servers elsewhere that *path* names, each with its key, which may come from the environment.
+
+    Raises:
+        ValueError: as `load_tiers`; or a variable that is to hold a key does not.
+    """
+    found = {}
+    for name, options in _read(path).upstreams.items():
+        try:
+            found[name] = with_its_key(options)
+        except ValueError as error:
+            raise ValueError(f"{path}: upstreams.{name}.key_env: {error}") from None
+    return found
 
 
 def _read(path: Path | None) -> _File:

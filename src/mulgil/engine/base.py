@@ -1,4 +1,4 @@
-"""The engine port: what the gateway needs of an engine, and what an engine promises."""
+"""The engine port: what the gateway needs of an engine, or of whoever answers in its place, and what they promise."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ class ChoiceSnapshot:
     Attributes:
         text: the answer's text so far, never half a character. With `echo` it begins with the prompt.
         tokens: number of output tokens so far, the end-of-sequence token included.
-        finish_reason: why it ended; None while it grows. `abort` only after `Engine.abort`.
+        finish_reason: why it ended; None while it grows. `abort` only after `Answerer.abort`.
         reasoning: what the model thought before it answered.
         reasoning_tokens: how many of the tokens were spent on that.
         tool_calls: the functions it asks to have called, in order.
@@ -97,11 +97,11 @@ class Prompt:
     """A tokenised prompt.
 
     Attributes:
-        token_ids: exactly what the engine will be given.
+        token_ids: exactly what the engine will be given. Of a prompt that another server tokenises only their number counts.
         max_tokens: most tokens that the engine will make for one choice of it; within the context.
     """
 
-    token_ids: list[int]
+    token_ids: Sequence[int]
     max_tokens: int
 
 
@@ -143,11 +143,49 @@ class Prepared:
         return self.choices * len(self.prompts)
 
 
-class Engine(Protocol):
-    """A language model that answers one tokenised request with a text that only grows.
+class Answerer(Protocol):
+    """Whoever answers one request with a text that only grows: an engine, or a server elsewhere.
 
-    Every error that leaves an engine is a `mulgil.errors.MulgilError`.
+    Every error that leaves it is a `mulgil.errors.MulgilError`.
     """
+
+    async def prepare(self, request: TextRequest, *, tenant: str, default_max_tokens: int | None = None) -> Prepared:
+        """Render and tokenise. A chat whose `truncation` is `auto` loses its oldest turns until it fits.
+
+        Args:
+            request: what to answer.
+            tenant: keeps its prefix cache apart from every other tenant's.
+            default_max_tokens: longest answer where the request sets none; None is the engine's own.
+
+        Raises:
+            ContextLengthError: the prompt leaves no room for an answer, or not the room that was asked for.
+            MulgilError: the request cannot be served, for a reason that is the client's to mend.
+        """
+        ...
+
+    def generate(self, prepared: Prepared) -> AsyncGenerator[Snapshot]:
+        """Run *prepared*. The first snapshot is empty and says: the engine has accepted the request.
+
+        The last snapshot has a finish reason in every choice, and no snapshot after it.
+        An iterator that is closed or cancelled early aborts the request.
+
+        Raises:
+            EngineUnavailableError: the engine is dead or died meanwhile.
+            EngineError: the engine failed this request; others go on.
+        """
+        ...
+
+    async def abort(self, request_id: str) -> None:
+        """End a request early: its iterator gets a last snapshot, finish reason `abort`, exact counts.
+
+        An unknown or finished id is no error. A server elsewhere may not tell its counts before the end; those of its
+        last snapshot are then the least that it has made.
+        """
+        ...
+
+
+class Engine(Answerer, Protocol):
+    """A language model of this process, with its tokenizer and its health."""
 
     @property
     def max_model_len(self) -> int:
@@ -176,20 +214,6 @@ class Engine(Protocol):
         """Free everything. Generations still running end with an error first. Safe to call twice."""
         ...
 
-    async def prepare(self, request: TextRequest, *, tenant: str, default_max_tokens: int | None = None) -> Prepared:
-        """Render and tokenise. A chat whose `truncation` is `auto` loses its oldest turns until it fits.
-
-        Args:
-            request: what to answer.
-            tenant: keeps its prefix cache apart from every other tenant's.
-            default_max_tokens: longest answer where the request sets none; None is the engine's own.
-
-        Raises:
-            ContextLengthError: the prompt leaves no room for an answer, or not the room that was asked for.
-            MulgilError: the request cannot be served, for a reason that is the client's to mend.
-        """
-        ...
-
     async def tokenize(self, request: TokenizeRequest) -> list[int]:
         """The token ids of a text, or of a conversation as `prepare` would render it.
 
@@ -203,25 +227,6 @@ class Engine(Protocol):
 
         Raises:
             InvalidFieldError: there is no such token.
-        """
-        ...
-
-    def generate(self, prepared: Prepared) -> AsyncGenerator[Snapshot]:
-        """Run *prepared*. The first snapshot is empty and says: the engine has accepted the request.
-
-        The last snapshot has a finish reason in every choice, and no snapshot after it.
-        An iterator that is closed or cancelled early aborts the request.
-
-        Raises:
-            EngineUnavailableError: the engine is dead or died meanwhile.
-            EngineError: the engine failed this request; others go on.
-        """
-        ...
-
-    async def abort(self, request_id: str) -> None:
-        """End a request early: its iterator gets a last snapshot, finish reason `abort`, exact counts.
-
-        An unknown or finished id is no error.
         """
         ...
 
