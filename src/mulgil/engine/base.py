@@ -97,7 +97,8 @@ class Prompt:
     """A tokenised prompt.
 
     Attributes:
-        token_ids: exactly what the engine will be given. Of a prompt that another server tokenises only their number counts.
+        token_ids: exactly what the engine will be given. Of a prompt that a server elsewhere tokenises only the number
+            of them means something.
         max_tokens: most tokens that the engine will make for one choice of it; within the context.
     """
 

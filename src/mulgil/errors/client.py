@@ -43,11 +43,6 @@ class ContextLengthError(BadRequestError):
             param=param,
         )
 
-    def of(self, param: str) -> "ContextLengthError":
-        """The same of another field, where the numbers are known."""
-        self.param = param
-        return self
-
     def however_short(self, kept_free: int) -> "ContextLengthError":
         """The same of a conversation that has lost all turns that may be dropped, with *kept_free* for its answer."""
         free = f", of which 'max_tokens' asks for {kept_free}" if kept_free > 1 else ""

@@ -10,8 +10,8 @@ import httpx2
 
 from mulgil.engine.base import ChoiceSnapshot, Prepared, Prompt, Snapshot, TextRequest, longest_answer
 from mulgil.engine.truncation import fitted, room_for_answer
-from mulgil.engine.upstream.body import asked_of
-from mulgil.engine.upstream.calling import Caller
+from mulgil.engine.upstream.body import asked_of, param_of
+from mulgil.engine.upstream.calling import Call, Caller
 from mulgil.engine.upstream.counting import PromptCounter
 from mulgil.engine.upstream.folding import Fold
 from mulgil.engine.upstream.reading import Reading
@@ -63,7 +63,7 @@ class Upstream:
         if not isinstance(request, ChatCompletionRequest):
             return await self._counted(request, wanted, 1)
         if request.truncation == "auto" and self._counter.context is None:
-            await self._counter.count(request.model_copy(update={"messages": request.messages[-1:]}))  # learn it
+            await self._counter.learn(request.model)
 
         async def render(asked: ChatCompletionRequest, free: int) -> Prepared:
             return await self._counted(asked, wanted, free)
@@ -77,8 +77,7 @@ class Upstream:
         longest, context = max(counts), self._counter.context
         if context is not None:
             if context - longest < free:
-                param = "messages" if isinstance(request, ChatCompletionRequest) else "prompt"
-                raise ContextLengthError(limit=context, prompt_tokens=longest, param=param)
+                raise ContextLengthError(limit=context, prompt_tokens=longest, param=param_of(request))
             wanted = min(wanted, context - longest)
         return Prepared(
             id=f"up-{secrets.token_hex(12)}",
@@ -91,10 +90,10 @@ class Upstream:
         """As `Answerer.generate`. The first snapshot comes when the upstream has begun an event stream.
 
         Raises:
-            EngineUnavailableError: it cannot be reached, or answers with what a client cannot mend; nothing was yielded.
+            EngineUnavailableError: it cannot be reached, or fails as no client can mend; nothing was yielded.
             ContextLengthError: it says that the request does not fit; nothing was yielded.
             MulgilError: it refuses the request; nothing was yielded.
-            EngineError: its answer broke off, or cannot be read; snapshots have been yielded.
+            EngineError: its answer broke off, or cannot be read; snapshots were yielded.
         """
         request = prepared.payload
         assert isinstance(request, TextRequest), "prepared by an engine"
@@ -140,8 +139,8 @@ class Upstream:
         )
         try:
             async with reading.waiting():
-                events = self._caller.events(path, body, prepared.trace_headers or {})
-                return await stack.enter_async_context(events)
+                call = Call(path, body, param_of(request), trace=prepared.trace_headers or {})
+                return await stack.enter_async_context(self._caller.events(call))
         except TimeoutError:
             if reading.aborted:
                 return None

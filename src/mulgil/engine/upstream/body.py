@@ -24,7 +24,7 @@ def asked_of(request: TextRequest, model: str | None, *, max_tokens: int, counts
         max_tokens: most tokens for one choice.
         counts: the server knows `continuous_usage_stats`.
     """
-    body = request.model_dump(exclude=_NOT_PASSED_ON, exclude_none=True, exclude_unset=True, by_alias=True)
+    body = _dumped(request, exclude=_NOT_PASSED_ON)
     body["model"] = model or request.model
     body["stream"] = True
     body["stream_options"] = {"include_usage": True}
@@ -42,8 +42,18 @@ def asked_of(request: TextRequest, model: str | None, *, max_tokens: int, counts
     return orjson.dumps(body)
 
 
+def param_of(request: TextRequest) -> str:
+    """The field that has the prompt."""
+    return "messages" if isinstance(request, ChatCompletionRequest) else "prompt"
+
+
 def to_count(request: ChatCompletionRequest, model: str | None) -> dict[str, Any]:
     """The body that asks how many tokens the prompt of a chat has."""
     rendered = {"messages", "tools", "tool_choice", "chat_template_kwargs", "reasoning_effort"}
-    body = request.model_dump(include=rendered, exclude_none=True, exclude_unset=True, by_alias=True)
+    body = _dumped(request, include=rendered)
     return body | {"model": model or request.model}
+
+
+def _dumped(request: TextRequest, **fields: set[str]) -> dict[str, Any]:
+    # Unions that are told apart by the form of the JSON warn of their own objects, and dump them all the same.
+    return request.model_dump(**fields, exclude_none=True, by_alias=True, warnings=False)  # type: ignore[arg-type]  # ours

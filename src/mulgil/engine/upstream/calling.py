@@ -5,6 +5,7 @@ import logging
 import re
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import httpx2
@@ -29,6 +30,25 @@ _LONGEST_MESSAGE = 500
 _SAID_TOO_LONG = re.compile(r"context.length|context window|too many tokens", re.IGNORECASE)
 _LIMIT = re.compile(r"(?:limit of|length is|context length of)\s+(\d{1,9})")
 _COUNT = re.compile(r"(?:resulted in|contains|requested)\s+(?:at least\s+)?(\d{1,9})")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What an upstream is asked.
+
+    Attributes:
+        path: below the base URL.
+        body: JSON.
+        param: the field of the client's request that has the prompt.
+        trace: headers by which it may add to the trace of the request.
+        may_be_absent: that it does not have the route is worth telling apart.
+    """
+
+    path: str
+    body: bytes
+    param: str
+    trace: Mapping[str, str] = field(default_factory=dict)
+    may_be_absent: bool = False
 
 
 class Caller:
@@ -60,37 +80,33 @@ class Caller:
         await self._client.aclose()
 
     @asynccontextmanager
-    async def events(self, path: str, body: bytes, trace: Mapping[str, str]) -> AsyncGenerator[httpx2.Response]:
-        """The answer to a POST, an event stream that is not read yet. Leaving closes the connection.
+    async def events(self, call: Call) -> AsyncGenerator[httpx2.Response]:
+        """The answer to *call*, an event stream that is not read yet. Leaving closes the connection.
 
         Raises:
             MulgilError: there is none; see `_refuse`.
         """
-        async with self._post(self._options.url + path, body, trace) as reply:
+        async with self._post(self._options.url, call) as reply:
             kind = reply.headers.get("content-type", "").partition(";")[0].strip().lower()
             if kind != "text/event-stream":
                 raise self._unreadable(f"content type {kind[:64]!r}")
             yield reply
 
-    async def asked(self, path: str, body: dict[str, Any], *, at_root: bool = False) -> dict[str, Any]:
-        """The JSON object that answers a POST, within the time of a silence.
+    async def asked(self, call: Call, *, at_root: bool = False) -> dict[str, Any]:
+        """The JSON object that answers *call*, within the time of a silence.
 
         Args:
-            path: below the base URL.
-            body: an object.
-            at_root: below the base URL without its `/v1`.
+            call: what is asked.
+            at_root: the path is below the base URL without its `/v1`.
 
         Raises:
             NoSuchRouteError: there is nothing there.
             MulgilError: it was refused; see `_refuse`.
         """
         base = self._options.url
-        url = (base.removesuffix("/v1") if at_root else base) + path
+        base = base.removesuffix("/v1") if at_root else base
         try:
-            async with (
-                asyncio.timeout(self._options.timeout),
-                self._post(url, orjson.dumps(body), {}, may_be_absent=True) as reply,
-            ):
+            async with asyncio.timeout(self._options.timeout), self._post(base, call) as reply:
                 content = await _read(reply, _LARGEST_REPLY)
         except TimeoutError:
             raise self._unavailable("silent for too long") from None
@@ -110,11 +126,9 @@ class Caller:
         return self._unavailable(f"its answer cannot be read ({why})", wait=5.0)
 
     @asynccontextmanager
-    async def _post(
-        self, url: str, body: bytes, trace: Mapping[str, str], *, may_be_absent: bool = False
-    ) -> AsyncGenerator[httpx2.Response]:
-        headers = {"content-type": "application/json", **trace}
-        request = self._client.build_request("POST", url, content=body, headers=headers)
+    async def _post(self, base: str, call: Call) -> AsyncGenerator[httpx2.Response]:
+        headers = {"content-type": "application/json", **call.trace}
+        request = self._client.build_request("POST", base + call.path, content=call.body, headers=headers)
         try:
             reply = await self._client.send(request, stream=True)
         except (httpx2.HTTPError, httpx2.InvalidURL, RuntimeError) as error:
@@ -122,7 +136,7 @@ class Caller:
             raise self._unavailable(type(error).__name__) from None
         try:
             if reply.status_code != 200:
-                await self._refuse(reply, may_be_absent)
+                await self._refuse(reply, call)
             if reply.headers.get("content-encoding", "identity") != "identity":
                 raise self._unreadable("it is packed")
             try:
@@ -132,17 +146,17 @@ class Caller:
         finally:
             await reply.aclose()
 
-    async def _refuse(self, reply: httpx2.Response, may_be_absent: bool) -> NoReturn:
+    async def _refuse(self, reply: httpx2.Response, call: Call) -> NoReturn:
         """What the client can mend passes as it is; what the operator must mend is a 503."""
         status = reply.status_code
         says = told(await self._said(reply))
         absent = status in (404, 405, 501) and says.code != "model_not_found"
-        if may_be_absent and absent:
+        if call.may_be_absent and absent:
             raise NoSuchRouteError("The server that answers in place of the engine does not have this route.")
         if status == 400 and (says.code == "context_length_exceeded" or _SAID_TOO_LONG.search(says.message)):
-            raise _too_long(says)
+            raise _too_long(says, call.param)
         if status in (400, 413, 422):
-            raise self._refusal(status, says)
+            raise self._refusal(status, says, call)
         raise self._unavailable(f"status {status}", wait=retry_after(reply.headers) if status in (429, 503) else 5.0)
 
     async def _said(self, reply: httpx2.Response) -> bytes:
@@ -154,12 +168,14 @@ class Caller:
         except (EngineUnavailableError, TimeoutError, httpx2.HTTPError):
             return b""
 
-    def _refusal(self, status: int, says: Told) -> BadRequestError | InvalidFieldError | RequestTooLargeError:
+    def _refusal(
+        self, status: int, says: Told, call: Call
+    ) -> BadRequestError | InvalidFieldError | RequestTooLargeError:
         message = f"The server that answers in place of the engine refuses the request: {self._shown(says.message)}"
         if status == 413:
             return RequestTooLargeError(message)
         if status == 422:
-            return InvalidFieldError(message, param=says.param or "model", code=says.code or "invalid_value")
+            return InvalidFieldError(message, param=says.param or call.param, code=says.code or "invalid_value")
         refused = BadRequestError(message, param=says.param)
         refused.code = says.code
         return refused
@@ -186,10 +202,10 @@ async def _read(reply: httpx2.Response, most: int) -> bytes:
     return bytes(content)
 
 
-def _too_long(says: Told) -> ContextLengthError:
+def _too_long(says: Told, param: str) -> ContextLengthError:
     limit, count = _LIMIT.search(says.message), _COUNT.search(says.message)
     return ContextLengthError(
         limit=int(limit[1]) if limit else None,
         prompt_tokens=int(count[1]) if count else None,
-        param=says.param if says.param and says.param.partition("[")[0] in ("messages", "prompt") else "messages",
+        param=param,
     )

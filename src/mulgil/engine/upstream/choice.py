@@ -14,8 +14,8 @@ _KNOWN_REASONS = frozenset(get_args(StopCause))
 _OTHER_REASONS: dict[str, StopCause] = {"function_call": "tool_calls", "max_tokens": "length", "error": "abort"}
 
 
-class Unreadable(Exception):  # noqa: N818 - never leaves the package
-    """A chunk is not of OpenAI's form."""
+class UnreadableError(Exception):
+    """A chunk is not of OpenAI's form. It never leaves the package."""
 
 
 class Choice:
@@ -60,7 +60,7 @@ class Choice:
         """Grow by a chunk of a chat.
 
         Raises:
-            Unreadable: it is none; so are lookups and conversions that fail.
+            UnreadableError: it is none; so are lookups and conversions that fail.
         """
         delta = told.get("delta") or {}
         reasoning = _text(delta.get("reasoning_content")) or _text(delta.get("reasoning"))
@@ -79,7 +79,7 @@ class Choice:
         """Grow by a chunk of a completion.
 
         Raises:
-            Unreadable: as `take_delta`.
+            UnreadableError: as `take_delta`.
         """
         text = _text(told.get("text"))
         self.text += text
@@ -98,7 +98,7 @@ class Choice:
             self.size += sum(len(part.encode()) for part in parts)
 
     def _take_call(self, told: dict[str, Any]) -> str:
-        """The new part of a call's arguments. The name counts where the call begins; some servers repeat it."""
+        """What is new of a call. Its name counts where it begins; some servers repeat it."""
         index = told.get("index", len(self._positions) if told.get("id") else len(self._positions) - 1)
         function = told.get("function") or {}
         arguments = _text(function.get("arguments"))
@@ -109,10 +109,10 @@ class Choice:
             return arguments
         name = _text(function.get("name"))
         if not isinstance(index, int) or index < 0 or not name:
-            raise Unreadable
+            raise UnreadableError
         self._positions[index] = len(self._calls)
         self._calls.append(ToolCallSnapshot(_text(told.get("id")) or f"call_{secrets.token_hex(12)}", name, arguments))
-        return arguments
+        return name + arguments
 
     def _note(self, token: str, logprob: float | None, top: list[tuple[str, float]]) -> None:
         ranked = sorted(((text, _log(value)) for text, value in top), key=lambda one: one[1], reverse=True)
@@ -132,11 +132,11 @@ def _text(value: Any) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise Unreadable
+        raise UnreadableError
     return value
 
 
 def _log(value: float) -> float:
     if math.isnan(value):
-        raise Unreadable
+        raise UnreadableError
     return -math.inf if value <= _IMPOSSIBLE else value

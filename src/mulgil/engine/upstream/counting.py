@@ -8,12 +8,10 @@ import orjson
 from mulgil.engine.base import TextRequest
 from mulgil.engine.embedding import in_order
 from mulgil.engine.upstream.body import to_count
-from mulgil.engine.upstream.calling import Caller, NoSuchRouteError
-from mulgil.errors import ContextLengthError
+from mulgil.engine.upstream.calling import Call, Caller, NoSuchRouteError
 from mulgil.schemas.chat import ChatCompletionRequest
 from mulgil.upstreams import UpstreamOptions
 
-_PATH = "/tokenize"
 _COUNTED_AT_ONCE = 8
 _LOOKED_FOR_AGAIN_AFTER = 300.0  # seconds; a server that is replaced may have it then
 # No tokenizer in use makes more tokens than a text has bytes in UTF-8. The rest is what templates put around messages,
@@ -64,21 +62,27 @@ class PromptCounter:
         async def of_prompt(_: int, prompt: str | list[int]) -> int:
             if not isinstance(prompt, str):
                 return len(prompt)
-            try:
-                count = await self._ask({"model": self._model or request.model, "prompt": prompt})
-            except ContextLengthError as error:
-                raise error.of("prompt") from None
+            count = await self._ask({"model": self._model or request.model, "prompt": prompt})
             return len(prompt.encode()) + _FOR_A_TEXT if count is None else count
 
         return await in_order(of_prompt, request.prompts, at_once=_COUNTED_AT_ONCE)
+
+    async def learn(self, model: str) -> None:
+        """Ask for nothing but the context.
+
+        Raises:
+            MulgilError: as `count`.
+        """
+        await self._ask({"model": self._model or model, "prompt": "a"})
 
     async def _ask(self, body: dict[str, Any]) -> int | None:
         """What its tokenize endpoint says; None where it has none."""
         if self._at_root is None and time.monotonic() - self._looked_for < _LOOKED_FOR_AGAIN_AFTER:
             return None
+        call = Call("/tokenize", orjson.dumps(body), "prompt" if "prompt" in body else "messages", may_be_absent=True)
         for at_root in (False, True) if self._at_root is None else (self._at_root,):
             try:
-                answer = await self._caller.asked(_PATH, body, at_root=at_root)
+                answer = await self._caller.asked(call, at_root=at_root)
             except NoSuchRouteError:
                 continue
             count, limit = answer.get("count"), answer.get("max_model_len")

@@ -3,7 +3,7 @@
 from typing import Any
 
 from mulgil.engine.base import ChoiceSnapshot, Prepared, Snapshot, StopCause, TextRequest
-from mulgil.engine.upstream.choice import Choice, Unreadable
+from mulgil.engine.upstream.choice import Choice, UnreadableError
 from mulgil.errors import EngineError
 from mulgil.schemas.completions import CompletionRequest
 
@@ -11,8 +11,8 @@ from mulgil.schemas.completions import CompletionRequest
 class Fold:
     """One answer as far as it has been told.
 
-    While it grows its tokens are a lower bound, unless the upstream tells them with every chunk; in the end they are what
-    its usage says. Where it tells no usage, or less than was surely made, each piece that it sent counts as a token.
+    While it grows its tokens are a lower bound, unless the upstream tells them with every chunk; in the end they are
+    what its usage says. Where it tells none, or less than was surely made, each piece that it sent counts as a token.
 
     Args:
         request: what is answered.
@@ -48,7 +48,7 @@ class Fold:
                         choice.take_text(told)
                 if chunk.get("usage") is not None:
                     self._note(chunk["usage"])
-        except (Unreadable, LookupError, TypeError, ValueError, AttributeError):
+        except (UnreadableError, LookupError, TypeError, ValueError, AttributeError):
             raise EngineError("The server that answers in place of the engine sent what cannot be read.") from None
         least = self._least()
         return self._told([None] * len(least), least, [0] * len(least))
@@ -94,7 +94,7 @@ class Fold:
         return [min(choice.least, self._most) for choice in self._choices]
 
     def _note(self, usage: dict[str, Any]) -> None:
-        self.prompt_tokens = _count(usage["prompt_tokens"])
+        self.prompt_tokens = _count(usage.get("prompt_tokens") or 0) or None
         # Of a choice that has ended some servers tell nothing more, so no count becomes smaller.
         self._completion_tokens = max(_count(usage.get("completion_tokens") or 0), self._completion_tokens or 0)
         self._cached_tokens = _count((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
@@ -103,7 +103,7 @@ class Fold:
 
 
 def spread(total: int, least: list[int], weights: list[int], most: list[int]) -> list[int]:
-    """*total*, or as much of it as may be, shared out by *weights*: to each not less than *least*, not more than *most*."""
+    """*total*, as far as it goes, shared out by *weights*: to each not less than *least* and not more than *most*."""
     shares = [min(one, limit) for one, limit in zip(least, most, strict=True)]
     left = min(total, sum(most)) - sum(shares)
     weight = sum(weights)
@@ -122,5 +122,5 @@ def spread(total: int, least: list[int], weights: list[int], most: list[int]) ->
 
 def _count(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise Unreadable
+        raise UnreadableError
     return value

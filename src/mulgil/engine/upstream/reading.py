@@ -44,7 +44,8 @@ class Reading:
         Raises:
             TimeoutError: it has not come.
         """
-        async with asyncio.timeout(0 if self.aborted else self._silence) as self._waiting:
+        async with asyncio.timeout(0 if self.aborted else self._silence) as waiting:
+            self._waiting = waiting
             try:
                 yield
             finally:
@@ -63,7 +64,7 @@ class Reading:
         """The chunks that have come together; ends behind `[DONE]`, and when it is aborted.
 
         Raises:
-            EngineError: the stream breaks, is no stream of chunks, says too much or nothing for too long, or tells an error.
+            EngineError: it breaks off, is silent for too long, says too much, has no chunks, or tells an error.
         """
         self._response = response
         parser, pieces = EventParser(), response.aiter_raw()
