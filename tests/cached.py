@@ -7,8 +7,9 @@ from typing import Any
 
 from harness import MODEL, UNLIMITED, Server, serving, settings
 
-from mulgil.engine.base import Prepared, Snapshot
+from mulgil.engine.base import Prepared
 from mulgil.engine.simulated import SimulatedEngine
+from mulgil.engine.snapshot import Snapshot
 
 MODEL_TABLE = f"\n[models.{MODEL}]\ncache = true\n"
 

@@ -8,11 +8,12 @@ from harness import MODEL, chat_body
 
 from mulgil.auth.keys import Caller
 from mulgil.catalogue import Catalogue, Settled
+from mulgil.config_file import ModelOptions
 from mulgil.errors import InvalidFieldError, ModelNotFoundError, PermissionDeniedError
 from mulgil.pacing import Pacing
 from mulgil.schemas.chat import ChatCompletionRequest
 from mulgil.schemas.completions import CompletionRequest
-from mulgil.tiers import ModelOptions, Tier
+from mulgil.tiers import Tier
 from mulgil.variants import Sampling, Variant
 
 CALLER = Caller("key-1", "acme")

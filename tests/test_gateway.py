@@ -11,8 +11,10 @@ from mulgil.admission.lease import Leases
 from mulgil.admission.queue import FairQueue, QueueRules
 from mulgil.auth.keys import Caller
 from mulgil.catalogue import Catalogue
-from mulgil.engine.base import Prepared, Snapshot
+from mulgil.config_file import load_tiers
+from mulgil.engine.base import Prepared
 from mulgil.engine.simulated import SimulatedEngine
+from mulgil.engine.snapshot import Snapshot
 from mulgil.errors import (
     EngineError,
     EngineUnavailableError,
@@ -23,7 +25,6 @@ from mulgil.errors import (
 from mulgil.gateway import Gateway
 from mulgil.schemas.chat import ChatCompletionRequest
 from mulgil.stores.memory import MemoryStore
-from mulgil.tiers import load_tiers
 
 CALLER = Caller(key_id="key-1", tenant="t")
 

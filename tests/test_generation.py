@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from mulgil.admission.lease import Leases
 from mulgil.admission.policy import Limits
 from mulgil.admission.store import Account
-from mulgil.engine.base import ChoiceSnapshot, Prepared, Prompt, Snapshot, TokenLogprob, ToolCallSnapshot
+from mulgil.engine.base import Prepared, Prompt
+from mulgil.engine.snapshot import ChoiceSnapshot, Snapshot, TokenLogprob, ToolCallSnapshot
 from mulgil.errors import EngineError
 from mulgil.generation import Generation
 from mulgil.slices import CallSlice, Position, Slice, slices

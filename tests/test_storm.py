@@ -19,8 +19,9 @@ from storeservers import StoreServer, proxied
 from usagerows import EVER, kept_rows
 
 from mulgil.admission.store import Account, Balances, BudgetStore, Decision, Report, Reservation, Settlement
-from mulgil.engine.base import Prepared, Snapshot, TextRequest
+from mulgil.engine.base import Prepared, TextRequest
 from mulgil.engine.simulated import SimulatedEngine
+from mulgil.engine.snapshot import Snapshot
 from mulgil.ledger.database import UsageDatabase
 from mulgil.stores.memory import MemoryStore
 from mulgil.stores.redis import RedisStore

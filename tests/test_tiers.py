@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from mulgil.config_file import load_adapters, load_models, load_prices, load_tiers
 from mulgil.errors import PermissionDeniedError
 from mulgil.prices import Price
-from mulgil.tiers import Tier, check_model_allowed, load_adapters, load_models, load_prices, load_tiers, shown
+from mulgil.tiers import Tier, check_model_allowed, shown
 
 
 def tiers(folder: Path, text: str) -> dict[str, Tier]:

@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mulgil.engine.base import ChoiceSnapshot, Snapshot, TokenLogprob, ToolCallSnapshot
+from mulgil.engine.snapshot import ChoiceSnapshot, Snapshot, TokenLogprob, ToolCallSnapshot
 from mulgil.pacing import Pacing
 from mulgil.slices import Slice
 from mulgil.timeline import Timeline

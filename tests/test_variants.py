@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from mulgil.config_file import ModelOptions
 from mulgil.schemas.sampling import SamplingFields
-from mulgil.tiers import ModelOptions
 from mulgil.variants import Sampling, Variant, chosen
 
 names = st.text("abcdefgh", min_size=1, max_size=3)

@@ -17,6 +17,7 @@ from mulgil.cache.responses import CacheRules, ResponseCache
 from mulgil.cache.sealing import Seal
 from mulgil.cache.store import AnswerStore
 from mulgil.catalogue import Catalogue
+from mulgil.config_file import ModelOptions, load_adapters, load_models
 from mulgil.engine.base import Engine
 from mulgil.engine.load import Capacity
 from mulgil.engine.lora import AdapterRules
@@ -33,7 +34,6 @@ from mulgil.stores.redis import RedisStore
 from mulgil.stores.redis_answers import RedisAnswers
 from mulgil.stores.redis_keys import RedisKeys
 from mulgil.telemetry.traces import Tracing
-from mulgil.tiers import ModelOptions, load_adapters, load_models
 
 
 def build_store(settings: Settings) -> BudgetStore:

@@ -47,6 +47,7 @@ from mulgil.api.websocket import SocketRules
 from mulgil.audit import Audit
 from mulgil.auth.registrar import Registrar
 from mulgil.auth.tickets import Tickets
+from mulgil.config_file import load_tiers
 from mulgil.embedders import build_embeddings
 from mulgil.engine.base import Engine
 from mulgil.engine.supervisor import Supervisor
@@ -69,7 +70,7 @@ from mulgil.settings import Settings, unknown_variables
 from mulgil.stores.guard import GuardedStore
 from mulgil.telemetry import logs
 from mulgil.telemetry.traces import build_tracing
-from mulgil.tiers import Tier, load_tiers
+from mulgil.tiers import Tier
 from mulgil.turns import build_queue
 
 EngineBuilder = Callable[[], Awaitable[Engine]]

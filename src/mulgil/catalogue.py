@@ -6,11 +6,12 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from mulgil.auth.keys import Caller
+from mulgil.config_file import ModelOptions
 from mulgil.engine.base import TextRequest
 from mulgil.engine.truncation import decided
 from mulgil.errors import InvalidFieldError, ModelNotFoundError, PermissionDeniedError
 from mulgil.pacing import Pacing
-from mulgil.tiers import ModelOptions, Tier
+from mulgil.tiers import Tier
 from mulgil.variants import Variant, chosen
 
 VARIANT_HEADER = "x-mulgil-variant"

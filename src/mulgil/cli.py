@@ -10,6 +10,7 @@ from pydantic_settings import CliApp
 from mulgil import __version__
 from mulgil.adapters import build_catalogue, build_keys, build_loras, check_engine_args, take_part
 from mulgil.audit import Audit
+from mulgil.config_file import load_adapters, load_models, load_prices, load_tiers
 from mulgil.doctor_command import doctor
 from mulgil.embedders import check_embeddings_engine_args
 from mulgil.keys_command import keys_app
@@ -19,7 +20,7 @@ from mulgil.packaged_model import DemoModelError
 from mulgil.quickstart import completed, snippet
 from mulgil.server import serve
 from mulgil.settings import Settings, problems, unknown_variables
-from mulgil.tiers import load_adapters, load_models, load_prices, load_tiers, shown
+from mulgil.tiers import shown
 from mulgil.usage_command import usage
 from mulgil.variants_command import variants_app
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator
 from typing import Protocol
 
 from mulgil.admission.lease import Lease
-from mulgil.engine.base import ChoiceSnapshot, Snapshot
+from mulgil.engine.snapshot import ChoiceSnapshot, Snapshot
 from mulgil.errors import MulgilError
 from mulgil.pacing import EVERY_TOKEN
 from mulgil.slices import Position, Slice, slices

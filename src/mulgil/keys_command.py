@@ -17,9 +17,10 @@ from mulgil.adapters import build_key_stores
 from mulgil.audit import Actor, Audit
 from mulgil.auth.keys import KeyRecord
 from mulgil.auth.registrar import Grant, Issued, Registrar
+from mulgil.config_file import load_tiers
 from mulgil.errors import KeyNotFoundError, KeysUnavailableError, MulgilError
 from mulgil.settings import Settings, problems, unknown_variables
-from mulgil.tiers import DEFAULT, load_tiers
+from mulgil.tiers import DEFAULT
 
 T = TypeVar("T")
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mulgil.config_file import load_prices
 from mulgil.ledger.base import Ledger, NoLedger
 from mulgil.ledger.database import UsageDatabase
 from mulgil.ledger.keeping import UsageLedger
@@ -10,7 +11,7 @@ from mulgil.ledger.reports import UsageReports
 from mulgil.ledger.spending import Spending
 from mulgil.ledger.spool import Spool
 from mulgil.settings import Settings
-from mulgil.tiers import Tier, load_prices
+from mulgil.tiers import Tier
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mulgil.engine.base import ChoiceSnapshot, Snapshot, TokenLogprob, ToolCallSnapshot
+from mulgil.engine.snapshot import ChoiceSnapshot, Snapshot, TokenLogprob, ToolCallSnapshot
 from mulgil.pacing import EVERY_TOKEN, Pacing
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from mulgil.engine.base import ChoiceSnapshot, Snapshot
+from mulgil.engine.snapshot import ChoiceSnapshot, Snapshot
 from mulgil.pacing import EVERY_TOKEN, Pacing
 from mulgil.slices import CallSlice, Position, Slice, logprobs_before
 

@@ -10,12 +10,12 @@ import orjson
 import typer
 from pydantic import ValidationError
 
+from mulgil.config_file import load_prices
 from mulgil.errors import InvalidFieldError, UsageUnavailableError
 from mulgil.ledger.reports import DIMENSIONS, Line, Query, Report, UsageReports, query
 from mulgil.ledgers import build_usage_database
 from mulgil.prices import written
 from mulgil.settings import Settings, problems, unknown_variables
-from mulgil.tiers import load_prices
 
 _FAILED = 1
 _USAGE = 2

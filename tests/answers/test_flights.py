@@ -22,7 +22,8 @@ from mulgil.cache.key import AnswerKeys
 from mulgil.cache.responses import CacheRules, ResponseCache
 from mulgil.cache.sealing import Seal
 from mulgil.catalogue import Catalogue
-from mulgil.engine.base import Prepared, Snapshot
+from mulgil.engine.base import Prepared
+from mulgil.engine.snapshot import Snapshot
 from mulgil.errors import EngineError, EngineUnavailableError, MulgilError, RateLimitError, ShuttingDownError
 from mulgil.gateway import Gateway
 from mulgil.generation import Generation

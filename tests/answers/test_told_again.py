@@ -8,7 +8,7 @@ from mulgil.admission.lease import Leases
 from mulgil.admission.policy import Limits
 from mulgil.admission.store import Account
 from mulgil.answers.told_again import Told, ToldAgain
-from mulgil.engine.base import ChoiceSnapshot, Snapshot, TokenLogprob, ToolCallSnapshot
+from mulgil.engine.snapshot import ChoiceSnapshot, Snapshot, TokenLogprob, ToolCallSnapshot
 from mulgil.pacing import Pacing, Unit
 from mulgil.slices import Slice
 from mulgil.stores.memory import MemoryStore

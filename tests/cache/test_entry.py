@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from mulgil.cache.entry import Entry, is_whole, opened, sealed
 from mulgil.cache.sealing import Seal
-from mulgil.engine.base import ChoiceSnapshot, Snapshot, TokenLogprob, ToolCallSnapshot
+from mulgil.engine.snapshot import ChoiceSnapshot, Snapshot, TokenLogprob, ToolCallSnapshot
 
 SEAL = Seal(b"the secret of the tests")
 texts = st.text(st.characters(codec="utf-8"), max_size=12)

@@ -8,7 +8,7 @@ from mulgil.admission.store import StoreError
 from mulgil.cache.control import ANY, CacheControl
 from mulgil.cache.responses import CacheRules, ResponseCache
 from mulgil.cache.sealing import Seal
-from mulgil.engine.base import ChoiceSnapshot, Snapshot
+from mulgil.engine.snapshot import ChoiceSnapshot, Snapshot
 from mulgil.stores.memory_answers import MemoryAnswers
 
 SEAL = Seal(b"the secret of the tests")

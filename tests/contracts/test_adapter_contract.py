@@ -8,9 +8,10 @@ import pytest
 from harness import chat_body, eventually, script
 from loras import make_adapter
 
-from mulgil.engine.base import Engine, Prepared, Snapshot
+from mulgil.engine.base import Engine, Prepared
 from mulgil.engine.lora import NO_ADAPTERS, Adapter, read_adapter
 from mulgil.engine.simulated import SimulatedEngine
+from mulgil.engine.snapshot import Snapshot
 from mulgil.errors import ModelNotFoundError
 from mulgil.schemas.chat import ChatCompletionRequest
 from mulgil.schemas.completions import CompletionRequest

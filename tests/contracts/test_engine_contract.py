@@ -1,7 +1,8 @@
-"""What `Engine` promises, kept by every adapter."""
+"""What `Engine` promises, kept by every adapter; of `Answerer` also by a gateway elsewhere."""
 
 import asyncio
 import math
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from itertools import pairwise
 from typing import Any
@@ -9,10 +10,12 @@ from typing import Any
 import jsonschema
 import orjson
 import pytest
-from harness import MODEL, chat_body, eventually, script
+from elsewhere import Elsewhere, elsewhere
+from harness import MODEL, chat_body, eventually, script, serving, settings
 
-from mulgil.engine.base import ChoiceSnapshot, Engine, Prepared, Snapshot
+from mulgil.engine.base import Engine, Prepared
 from mulgil.engine.simulated import SimulatedEngine
+from mulgil.engine.snapshot import ChoiceSnapshot, Snapshot
 from mulgil.errors import ContextLengthError, MulgilError
 from mulgil.schemas.chat import ChatCompletionRequest
 from mulgil.schemas.completions import CompletionRequest
@@ -21,13 +24,35 @@ from mulgil.schemas.completions import CompletionRequest
 LONG = script("Count from one to one thousand in words: one, two, three, four, five,", tokens=1500, gap=0.002)
 
 
-@pytest.fixture(params=["simulated", pytest.param("vllm", marks=pytest.mark.model)])
+OURS = ["simulated", pytest.param("vllm", marks=pytest.mark.model)]
+
+
+@pytest.fixture(scope="module")
+async def upstream(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Elsewhere]:
+    chosen = settings(max_model_len=2048, state_folder=tmp_path_factory.mktemp("elsewhere"))
+    async with serving(chosen) as server, elsewhere(server) as answerer:
+        yield answerer
+
+
+@pytest.fixture(params=[*OURS, "upstream"])
 def engine(request: pytest.FixtureRequest) -> Engine:
     # Not async: a fixture that is running cannot have the server's fixture started.
-    if request.param == "vllm":
-        running: Engine = request.getfixturevalue("vllm_server").engine
-        return running
-    return SimulatedEngine(max_model_len=2048)
+    if request.param == "simulated":
+        return SimulatedEngine(max_model_len=2048)
+    if request.param == "upstream":
+        answerer: Engine = request.getfixturevalue("upstream")
+        return answerer
+    running: Engine = request.getfixturevalue("vllm_server").engine
+    return running
+
+
+@pytest.fixture(params=OURS)
+def own_engine(request: pytest.FixtureRequest) -> Engine:
+    """For what is promised of engines of this process alone."""
+    if request.param == "simulated":
+        return SimulatedEngine(max_model_len=2048)
+    running: Engine = request.getfixturevalue("vllm_server").engine
+    return running
 
 
 async def prepare(engine: Engine, content: str = "Hello!", **fields: object) -> Prepared:
@@ -197,9 +222,9 @@ async def test_requests_at_the_same_time_keep_apart(engine: Engine) -> None:
     assert engine.load().unfinished == 0
 
 
-async def test_a_round_trip_through_a_healthy_engine_says_nothing(engine: Engine) -> None:
-    await engine.check()
-    assert not engine.dead
+async def test_a_round_trip_through_a_healthy_engine_says_nothing(own_engine: Engine) -> None:
+    await own_engine.check()
+    assert not own_engine.dead
 
 
 @pytest.mark.parametrize(
@@ -244,7 +269,9 @@ async def test_several_prompts_are_one_request_with_their_choices_in_order(engin
     first, *_, last = await run(engine, together)
     assert [choice.tokens for choice in first.choices] == [0, 0, 0]
     assert [choice.text for choice in last.choices] == [answer.text for answer in answers]
-    assert [choice.tokens for choice in last.choices] == [answer.tokens for answer in answers]
+    assert last.completion_tokens == sum(answer.tokens for answer in answers)
+    if not isinstance(engine, Elsewhere):  # the wire has one count for all
+        assert [choice.tokens for choice in last.choices] == [answer.tokens for answer in answers]
     assert engine.load().unfinished == 0
 
 
@@ -267,17 +294,17 @@ async def test_abort_ends_every_prompt_of_a_request(engine: Engine) -> None:
     assert engine.load().unfinished == 0
 
 
-async def test_token_ids_are_taken_as_they_are(engine: Engine) -> None:
-    by_text = await prepare_texts(engine, "Water is", max_tokens=5)
-    by_ids = await prepare_texts(engine, by_text.prompts[0].token_ids, max_tokens=5)
+async def test_token_ids_are_taken_as_they_are(own_engine: Engine) -> None:
+    by_text = await prepare_texts(own_engine, "Water is", max_tokens=5)
+    by_ids = await prepare_texts(own_engine, by_text.prompts[0].token_ids, max_tokens=5)
     assert by_ids.prompts[0].token_ids == by_text.prompts[0].token_ids
-    assert (await run(engine, by_ids))[-1].choices[0].text == (await run(engine, by_text))[-1].choices[0].text
+    assert (await run(own_engine, by_ids))[-1].choices[0].text == (await run(own_engine, by_text))[-1].choices[0].text
 
 
 @pytest.mark.parametrize("prompt", [[10**8], [[1], [10**8]], [2**31 - 1]])
 async def test_a_token_id_that_the_model_does_not_have_is_refused(engine: Engine, prompt: Any) -> None:
     with pytest.raises(MulgilError) as refusal:
-        await prepare_texts(engine, prompt)
+        await run(engine, await prepare_texts(engine, prompt))
     assert (refusal.value.status, refusal.value.param) == (422, "prompt")
 
 
@@ -286,7 +313,7 @@ async def test_a_bias_or_stop_for_a_token_that_the_model_does_not_have_is_refuse
     engine: Engine, fields: dict[str, Any]
 ) -> None:
     with pytest.raises(MulgilError) as refusal:
-        await prepare(engine, **fields)
+        await run(engine, await prepare(engine, **fields))
     assert refusal.value.status in (400, 422)
     assert (refusal.value.param or "").startswith(next(iter(fields)))
 

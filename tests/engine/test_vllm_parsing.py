@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from mulgil.engine.base import ChoiceSnapshot, StopCause
+from mulgil.engine.snapshot import ChoiceSnapshot, StopCause
 from mulgil.schemas.chat import ChatCompletionRequest
 from mulgil.settings import EngineSettings
 

@@ -18,7 +18,8 @@ from mulgil.auth.keys import Caller
 from mulgil.cache.entry import Entry, is_whole
 from mulgil.cache.key import AnswerKeys, is_repeatable
 from mulgil.cache.responses import ResponseCache
-from mulgil.engine.base import Snapshot, TextRequest
+from mulgil.engine.base import TextRequest
+from mulgil.engine.snapshot import Snapshot
 from mulgil.errors import EngineError, MulgilError
 from mulgil.gateway import Gateway
 from mulgil.generation import Generation

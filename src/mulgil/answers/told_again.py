@@ -5,7 +5,7 @@ import secrets
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass, field, replace
 
-from mulgil.engine.base import Snapshot
+from mulgil.engine.snapshot import Snapshot
 from mulgil.generation import Generation
 from mulgil.slices import Position, Slice, slices
 

@@ -15,7 +15,7 @@ from mulgil.api.disconnect import unless_gone
 from mulgil.api.generations import Telling, headers_of, public_id, reply, told_logprobs, usage, wishes_of
 from mulgil.api.openapi import documented
 from mulgil.api.sse import Events, EventStream, Silence
-from mulgil.engine.base import ChoiceSnapshot, Snapshot
+from mulgil.engine.snapshot import ChoiceSnapshot, Snapshot
 from mulgil.generation import Generation
 from mulgil.kept import KeptStream, KeptStreams
 from mulgil.schemas.chat import (

@@ -12,7 +12,7 @@ from mulgil.api.body import BodyRules, read_checked, validated
 from mulgil.api.generations import Telling, finite, public_id, reply, usage
 from mulgil.api.openapi import documented
 from mulgil.api.sse import Silence, event
-from mulgil.engine.base import ChoiceSnapshot, Snapshot, TokenLogprob
+from mulgil.engine.snapshot import ChoiceSnapshot, Snapshot, TokenLogprob
 from mulgil.generation import Generation
 from mulgil.schemas.completions import Completion, CompletionRequest, check_agreement, check_offered
 

@@ -17,7 +17,8 @@ from mulgil.api.sse import Events, EventStream, Silence
 from mulgil.asked import Wishes
 from mulgil.cache.control import ANY, cache_control
 from mulgil.catalogue import FALLBACK_HEADER, VARIANT_HEADER
-from mulgil.engine.base import Snapshot, TextRequest, TokenLogprob
+from mulgil.engine.base import TextRequest
+from mulgil.engine.snapshot import Snapshot, TokenLogprob
 from mulgil.generation import Generation
 from mulgil.schemas.usage import CompletionTokensDetails, PromptTokensDetails, Usage
 

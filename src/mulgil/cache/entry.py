@@ -3,7 +3,7 @@
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mulgil.cache.sealing import SIZE, Seal
-from mulgil.engine.base import ChoiceSnapshot, Snapshot
+from mulgil.engine.snapshot import ChoiceSnapshot, Snapshot
 
 _FORMAT = b"mulgil-answer-1\n"
 _WHOLE = frozenset(("stop", "length", "tool_calls"))

@@ -11,7 +11,7 @@ from mulgil.cache.control import CacheControl
 from mulgil.cache.entry import Entry, opened, sealed
 from mulgil.cache.sealing import Seal
 from mulgil.cache.store import AnswerStore
-from mulgil.engine.base import Snapshot
+from mulgil.engine.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 

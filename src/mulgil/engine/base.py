@@ -1,96 +1,18 @@
-"""The engine port: what the gateway needs of an engine, and what an engine promises."""
+"""The engine port: what the gateway needs of an engine, or of whoever answers in its place, and what they promise."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 from mulgil.engine.load import Load
 from mulgil.engine.lora import Adapter
+from mulgil.engine.snapshot import Snapshot
 from mulgil.errors import InvalidFieldError
 from mulgil.schemas.chat import ChatCompletionRequest
 from mulgil.schemas.completions import CompletionRequest
 from mulgil.schemas.tokenize import TokenizeRequest
 
-StopCause = Literal["stop", "length", "tool_calls", "content_filter", "abort"]
 TextRequest = ChatCompletionRequest | CompletionRequest
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """How likely a token was.
-
-    Attributes:
-        text: what the token adds to the text; empty while it is only part of a character.
-        logprob: natural logarithm of its probability, `-inf` included; None for a prompt's first token.
-        start: offset of its text in the choice's text, in characters.
-        top: the likeliest tokens in its place, as text and logprob, likeliest first.
-    """
-
-    text: str
-    logprob: float | None
-    start: int
-    top: tuple[tuple[str, float], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCallSnapshot:
-    """One function call so far. The name is whole from the beginning; only the arguments grow.
-
-    Attributes:
-        id: unique within the conversation.
-        name: of the function.
-        arguments: JSON, as far as it is made.
-    """
-
-    id: str
-    name: str
-    arguments: str
-
-
-@dataclass(frozen=True, slots=True)
-class ChoiceSnapshot:
-    """One choice so far. In a later snapshot every part begins with what it was in this one.
-
-    Attributes:
-        text: the answer's text so far, never half a character. With `echo` it begins with the prompt.
-        tokens: number of output tokens so far, the end-of-sequence token included.
-        finish_reason: why it ended; None while it grows. `abort` only after `Engine.abort`.
-        reasoning: what the model thought before it answered.
-        reasoning_tokens: how many of the tokens were spent on that.
-        tool_calls: the functions it asks to have called, in order.
-        logprobs: of the text's tokens, where asked for; those of special tokens are left out.
-    """
-
-    text: str = ""
-    tokens: int = 0
-    finish_reason: StopCause | None = None
-    reasoning: str = ""
-    reasoning_tokens: int = 0
-    tool_calls: tuple[ToolCallSnapshot, ...] = ()
-    logprobs: tuple[TokenLogprob, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """A generation so far, every choice of it. A newer snapshot makes all older ones superfluous.
-
-    Attributes:
-        choices: in index order: all choices of the first prompt, then those of the second, and so on.
-        cached_tokens: prompt tokens that came out of the prefix cache.
-    """
-
-    choices: tuple[ChoiceSnapshot, ...]
-    cached_tokens: int = 0
-
-    @property
-    def completion_tokens(self) -> int:
-        """Output tokens of all choices together."""
-        return sum(choice.tokens for choice in self.choices)
-
-    @property
-    def reasoning_tokens(self) -> int:
-        """How many of them were spent on reasoning."""
-        return sum(choice.reasoning_tokens for choice in self.choices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +20,12 @@ class Prompt:
     """A tokenised prompt.
 
     Attributes:
-        token_ids: exactly what the engine will be given.
+        token_ids: exactly what the engine will be given. Of a prompt that a server elsewhere tokenises only the number
+            of them means something.
         max_tokens: most tokens that the engine will make for one choice of it; within the context.
     """
 
-    token_ids: list[int]
+    token_ids: Sequence[int]
     max_tokens: int
 
 
@@ -147,23 +70,20 @@ class Prepared:
 
 
 class Answerer(Protocol):
-    """Whoever answers requests with texts that only grow."""
+    """Whoever answers one request with a text that only grows: an engine, or a server elsewhere.
 
-    async def prepare(
-        self, request: TextRequest, *, tenant: str, default_max_tokens: int | None = None, adapter: str | None = None
-    ) -> Prepared:
+    Every error that leaves it is a `mulgil.errors.MulgilError`.
+    """
+
+    async def prepare(self, request: TextRequest, *, tenant: str, default_max_tokens: int | None = None) -> Prepared:
         """Render and tokenise. A chat whose `truncation` is `auto` loses its oldest turns until it fits.
-
-        The tokens are the same ones whatever the adapter.
 
         Args:
             request: what to answer.
             tenant: keeps its prefix cache apart from every other tenant's.
             default_max_tokens: longest answer where the request sets none; None is the engine's own.
-            adapter: name of the one that is to answer; None for the model alone.
 
         Raises:
-            ModelNotFoundError: there is no such adapter, or no more.
             ContextLengthError: the prompt leaves no room for an answer, or not the room that was asked for.
             MulgilError: the request cannot be served, for a reason that is the client's to mend.
         """
@@ -184,16 +104,14 @@ class Answerer(Protocol):
     async def abort(self, request_id: str) -> None:
         """End a request early: its iterator gets a last snapshot, finish reason `abort`, exact counts.
 
-        An unknown or finished id is no error.
+        An unknown or finished id is no error. A server elsewhere may not tell its counts before the end; those of its
+        last snapshot are then the least that it has made.
         """
         ...
 
 
 class Engine(Answerer, Protocol):
-    """A language model that answers one tokenised request with a text that only grows.
-
-    Every error that leaves an engine is a `mulgil.errors.MulgilError`.
-    """
+    """A language model of this process, with its tokenizer and its health."""
 
     @property
     def max_model_len(self) -> int:
@@ -220,6 +138,17 @@ class Engine(Answerer, Protocol):
 
     async def stop(self) -> None:
         """Free everything. Generations still running end with an error first. Safe to call twice."""
+        ...
+
+    async def prepare(
+        self, request: TextRequest, *, tenant: str, default_max_tokens: int | None = None, adapter: str | None = None
+    ) -> Prepared:
+        """As `Answerer.prepare`. The tokens are the same ones whatever *adapter*, by its name, is to answer.
+
+        Raises:
+            ModelNotFoundError: there is no such adapter, or no more.
+            MulgilError: as `Answerer.prepare`.
+        """
         ...
 
     async def load_adapter(self, adapter: Adapter) -> None:

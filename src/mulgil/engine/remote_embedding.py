@@ -17,6 +17,7 @@ import httpx2
 import orjson
 
 from mulgil.engine.embedding import PreparedInputs, Vector, in_order
+from mulgil.engine.envelope import retry_after, told
 from mulgil.engine.load import Load
 from mulgil.errors import (
     BadRequestError,
@@ -33,7 +34,6 @@ log = logging.getLogger(__name__)
 
 _COUNTED_AT_ONCE = 16
 _CHECK_TIMEOUT = 5.0
-_LONGEST_RETRY_AFTER = 60.0
 _NO_SUCH_ROUTE = (404, 405)
 
 
@@ -205,7 +205,9 @@ class _NoSuchRouteError(EngineUnavailableError):
 def _refusal(reply: httpx2.Response) -> MulgilError:
     """Of whom it is the fault: a client's request passes as it is; what the operator must mend is a 503."""
     status = reply.status_code
-    message, param, code = _told(reply)
+    refusal = told(reply.content)
+    message = refusal.message or f"The embeddings server refused the request ({status})."
+    param, code = refusal.param, refusal.code
     if status == 422:
         return InvalidFieldError(message, param=param or "input", code=code or "invalid_value")
     if status == 413:
@@ -215,25 +217,10 @@ def _refusal(reply: httpx2.Response) -> MulgilError:
         refused.code = code
         return refused
     if status in (429, 503):
-        return OverloadedError("The embeddings server is busy.", retry_after=_retry_after(reply))
+        return OverloadedError("The embeddings server is busy.", retry_after=retry_after(reply.headers))
     log.error("the embeddings server answered %d to %s %s", status, reply.request.method, reply.request.url.path)
     kind = _NoSuchRouteError if status in _NO_SUCH_ROUTE else EngineUnavailableError
     return kind(f"The embeddings server answered {status}.", retry_after=5.0)
-
-
-def _told(reply: httpx2.Response) -> tuple[str, str | None, str | None]:
-    """Message, param and code of an error envelope, as far as it is one."""
-    try:
-        error = orjson.loads(reply.content)["error"]
-        message, param, code = str(error["message"]), error.get("param"), error.get("code")
-    except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
-        return f"The embeddings server refused the request ({reply.status_code}).", None, None
-    return message, param if isinstance(param, str) else None, code if isinstance(code, str) else None
-
-
-def _retry_after(reply: httpx2.Response) -> float:
-    wait = reply.headers.get("retry-after", "")
-    return min(float(wait), _LONGEST_RETRY_AFTER) if wait.isdecimal() and len(wait) < 9 else 1.0
 
 
 def _vector(sent: Any) -> Vector:

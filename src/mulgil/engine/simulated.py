@@ -16,21 +16,13 @@ from dataclasses import dataclass, replace
 from pydantic import ValidationError
 
 from mulgil.aside import Aside
-from mulgil.engine.base import (
-    ChoiceSnapshot,
-    Prepared,
-    Prompt,
-    Snapshot,
-    StopCause,
-    TextRequest,
-    check_vocabulary,
-    longest_answer,
-)
+from mulgil.engine.base import Prepared, Prompt, TextRequest, check_vocabulary, longest_answer
 from mulgil.engine.load import UNBOUNDED, Capacity, Load
 from mulgil.engine.lora import Adapter, check_unchanged
 from mulgil.engine.simulated_answers import Script, answer
 from mulgil.engine.simulated_tokens import VOCABULARY, encode, encode_message, token_bytes
 from mulgil.engine.simulated_voice import Voice
+from mulgil.engine.snapshot import ChoiceSnapshot, Snapshot, StopCause
 from mulgil.engine.truncation import fitted, room_for_answer
 from mulgil.errors import (
     ContextLengthError,

@@ -10,10 +10,11 @@ from typing import Any, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
-from mulgil.engine.base import StopCause, TextRequest
+from mulgil.engine.base import TextRequest
 from mulgil.engine.lora import Adapter
 from mulgil.engine.simulated_json import made_up_value
 from mulgil.engine.simulated_tokens import WORDS
+from mulgil.engine.snapshot import StopCause
 from mulgil.errors import UnsupportedParameterError
 from mulgil.schemas.chat import ChatCompletionRequest
 

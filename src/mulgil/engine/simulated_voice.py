@@ -2,10 +2,12 @@
 
 import codecs
 import math
+from collections.abc import Sequence
 
-from mulgil.engine.base import ChoiceSnapshot, Prompt, StopCause, TextRequest, TokenLogprob, ToolCallSnapshot
+from mulgil.engine.base import Prompt, TextRequest
 from mulgil.engine.simulated_answers import Answer
 from mulgil.engine.simulated_tokens import WORDS, token_bytes
+from mulgil.engine.snapshot import ChoiceSnapshot, StopCause, TokenLogprob, ToolCallSnapshot
 from mulgil.schemas.completions import CompletionRequest
 
 
@@ -69,7 +71,7 @@ class Voice:
         top = ((text, made), (f" {other}", made - 1), ("\N{DROPLET}", -math.inf))[: self._top]
         self._logprobs += (TokenLogprob(text, made, len(self._parts["text"]), top),)
 
-    def _echo(self, ids: list[int]) -> None:
+    def _echo(self, ids: Sequence[int]) -> None:
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         for index, token in enumerate(ids):
             text = decoder.decode(token_bytes(token), final=index == len(ids) - 1)

@@ -28,13 +28,17 @@ class ContextLengthError(BadRequestError):
 
     code = "context_length_exceeded"
 
-    def __init__(self, *, limit: int, prompt_tokens: int, at_least: bool = False, param: str = "messages") -> None:
-        self._limit = limit
-        self._count = f"{'at least ' if at_least else ''}{prompt_tokens} tokens"
+    def __init__(
+        self, *, limit: int | None, prompt_tokens: int | None, at_least: bool = False, param: str = "messages"
+    ) -> None:
+        """A number is None where a server elsewhere refuses without telling it."""
+        count = "more tokens" if prompt_tokens is None else f"{'at least ' if at_least else ''}{prompt_tokens} tokens"
         field = param.partition("[")[0]
+        self._limit = "configured limit" if limit is None else f"configured limit of {limit} tokens"
+        self._count = count
         # LangChain and LiteLLM recognise an overflow by this sentence, not by the code.
         super().__init__(
-            f"Input tokens exceed the configured limit of {limit} tokens. Your {field} resulted in "
+            f"Input tokens exceed the {self._limit}. Your {field} resulted in "
             f"{self._count}. Please reduce the length of the {field}.",
             param=param,
         )
@@ -43,7 +47,7 @@ class ContextLengthError(BadRequestError):
         """The same of a conversation that has lost all turns that may be dropped, with *kept_free* for its answer."""
         free = f", of which 'max_tokens' asks for {kept_free}" if kept_free > 1 else ""
         self.message = (
-            f"Input tokens exceed the configured limit of {self._limit} tokens{free}. Your messages resulted in "
+            f"Input tokens exceed the {self._limit}{free}. Your messages resulted in "
             f"{self._count}, without the turns that may be dropped. Please reduce the length of the messages."
         )
         self.args = (self.message,)

@@ -1,5 +1,6 @@
 """`POST /v1/chat/completions`: request and response."""
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -63,6 +64,7 @@ def _simple(value: Any) -> Any:
     raise PydanticCustomError("invalid_content", "expected a boolean, a number or a string")
 
 
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 # Looked at before the union, whose own errors name its members as if they were fields.
 TemplateOption = Annotated[bool | int | float | str, BeforeValidator(_simple)]
 
@@ -85,7 +87,7 @@ class ChatCompletionRequest(SamplingFields, ToolFields):
     response_format: ResponseFormat | None = None
     truncation: Literal["auto", "disabled"] | None = None
     """`auto`: a conversation that does not fit loses its oldest turns (docs/context.md). Default: the model's."""
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    reasoning_effort: ReasoningEffort | None = None
     """Passed to the chat template; without an effect where it does not know it."""
     chat_template_kwargs: dict[str, TemplateOption] | None = None
     """Options of the chat template, as far as the server allows clients to set them."""
@@ -155,13 +157,22 @@ def check_agreement(request: ChatCompletionRequest, limits: RequestLimits) -> No
         if function is not None and function.parameters is not None:
             where = f"tools[{i}].function.parameters"
             check_schema(function.parameters, limits, param=where, name=function.name)
-    for name in request.chat_template_kwargs or {}:
+    check_template_options(request.chat_template_kwargs, limits)
+    check_messages(request.messages)
+
+
+def check_template_options(options: Mapping[str, Any] | None, limits: RequestLimits) -> None:
+    """Refuse options of the chat template that clients may not set.
+
+    Raises:
+        UnsupportedParameterError: there is one.
+    """
+    for name in options or {}:
         if name not in limits.template_options:
             raise UnsupportedParameterError(
                 f"Unsupported parameter: clients may not set 'chat_template_kwargs.{name[:64]}' on this server.",
                 param=f"chat_template_kwargs.{name[:64]}",
             )
-    check_messages(request.messages)
 
 
 def check_offered(body: dict[str, Any]) -> None:

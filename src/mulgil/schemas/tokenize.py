@@ -2,11 +2,11 @@
 
 from typing import Annotated, Any, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
-from mulgil.schemas.base import Listed, RequestModel, ResponseModel
-from mulgil.schemas.chat import ChatCompletionRequest
+from mulgil.schemas.base import Listed, RequestModel, ResponseModel, limits_of
+from mulgil.schemas.chat import ChatCompletionRequest, ReasoningEffort, TemplateOption, check_template_options
 from mulgil.schemas.messages import ChatMessage
 from mulgil.schemas.tools import ToolFields
 
@@ -22,10 +22,19 @@ class TokenizeRequest(ToolFields):
     """Default: the main model."""
     prompt: str | None = None
     messages: Listed[ChatMessage] | None = Field(default=None, min_length=1, max_length=2_048)
+    reasoning_effort: ReasoningEffort | None = None
+    """As in a chat request, like the next one: both may be part of what is rendered."""
+    chat_template_kwargs: dict[str, TemplateOption] | None = Field(default=None, max_length=16)
     add_special_tokens: bool = True
     """Of a text: with the tokens that the model's tokenizer puts around one."""
     return_token_strs: bool = False
     """Tell the text of each token too."""
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _only_options_that_clients_may_set(cls, value: Any, info: ValidationInfo) -> Any:
+        check_template_options(value, limits_of(info))
+        return value
 
     @model_validator(mode="after")
     def _is_one(self) -> Self:
@@ -39,7 +48,12 @@ class TokenizeRequest(ToolFields):
         if self.messages is None:
             return None
         return ChatCompletionRequest.model_construct(
-            model=self.model or "", messages=self.messages, tools=self.tools, tool_choice=self.tool_choice
+            model=self.model or "",
+            messages=self.messages,
+            tools=self.tools,
+            tool_choice=self.tool_choice,
+            reasoning_effort=self.reasoning_effort,
+            chat_template_kwargs=self.chat_template_kwargs,
         )
 
 

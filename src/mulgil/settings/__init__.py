@@ -7,6 +7,7 @@ from dotenv import dotenv_values
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from mulgil.base_url import WHAT_IT_IS, is_base_url
 from mulgil.settings.adapters import AdapterSettings
 from mulgil.settings.cache import CacheSettings
 from mulgil.settings.groups import (
@@ -106,8 +107,8 @@ class Settings(
             for name in ("embeddings_served_name", "embeddings_engine_args", "embeddings_api_key"):
                 if getattr(self, name):
                     raise ValueError(f"'{name}' is of no use without 'embeddings_model' or 'embeddings_url'")
-        if self.embeddings_url and not re.fullmatch(r"https?://[^\s/?#@]+[^\s?#@]*", self.embeddings_url):
-            raise ValueError("'embeddings_url' must be http://… or https://…, without a user, a query or a fragment")
+        if self.embeddings_url and not is_base_url(self.embeddings_url):
+            raise ValueError(f"'embeddings_url' must be {WHAT_IT_IS}")
         if self.embeddings_url and not self.embeddings_served_name:
             raise ValueError("'embeddings_served_name' must say which model 'embeddings_url' has")
         if both := set(self.embedding_names) & set(self.model_names):

@@ -12,10 +12,11 @@ from vllm.renderers.chat_utils import load_chat_template
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from mulgil.engine.base import ChoiceSnapshot, Prepared, Prompt, Snapshot, TextRequest, longest_answer
+from mulgil.engine.base import Prepared, Prompt, TextRequest, longest_answer
 from mulgil.engine.leftovers import RunFile
 from mulgil.engine.load import UNBOUNDED, Capacity, Load
 from mulgil.engine.lora import NO_ADAPTERS, Adapter, AdapterRules
+from mulgil.engine.snapshot import ChoiceSnapshot, Snapshot
 from mulgil.engine.truncation import fitted, room_for_answer
 from mulgil.engine.vllm.arguments import SHUTDOWN_TIMEOUT, engine_args
 from mulgil.engine.vllm.errors import translated, unavailable

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mulgil.engine.base import ChoiceSnapshot, StopCause, TokenLogprob, ToolCallSnapshot
+from mulgil.engine.snapshot import ChoiceSnapshot, StopCause, TokenLogprob, ToolCallSnapshot
 from mulgil.errors import EngineError
 
 _VLLMS_OWN = "chatcmpl-tool-"

@@ -8,7 +8,8 @@ from typing import Any
 
 from vllm.exceptions import VLLMValidationError
 
-from mulgil.engine.base import ChoiceSnapshot, Prepared, TextRequest
+from mulgil.engine.base import Prepared, TextRequest
+from mulgil.engine.snapshot import ChoiceSnapshot
 from mulgil.engine.vllm.outputs import Fold, LogprobsFold, stop_cause
 from mulgil.engine.vllm.parsing import AnswerParsers
 from mulgil.engine.vllm.sampling import sampling_params
