@@ -8,8 +8,11 @@ from typing import Any
 
 import httpx2
 import pytest
-from harness import MODEL, UNLIMITED, Server, chat_body, serving, settings
+from harness import KEY, MODEL, UNLIMITED, Server, chat_body, events, eventually, script, serving, settings, text_of
 from test_budgets import balance
+
+from mulgil.engine.base import Engine
+from mulgil.engine.simulated import SimulatedEngine
 
 HEADER = "x-mulgil-fallback"
 
@@ -101,3 +104,150 @@ async def test_a_hundred_at_once_fall_back_each_for_itself_and_pay_once(tmp_path
         assert used.requests == 100
         assert used.input_tokens == sum(one["prompt_tokens"] for one in tokens)
         assert used.output_tokens == sum(one["completion_tokens"] for one in tokens)
+
+
+class Killable:
+    """Makes engines, the next one not before it is told to."""
+
+    def __init__(self) -> None:
+        self.may_start = asyncio.Event()
+        self.may_start.set()
+        self.engine = SimulatedEngine()
+
+    async def build(self) -> Engine:
+        await self.may_start.wait()
+        self.engine = SimulatedEngine()
+        return self.engine
+
+    async def kill(self) -> None:
+        self.may_start.clear()
+        await self.engine.stop()
+
+
+@asynccontextmanager
+async def two_gateways(folder: Path, more: str = "", **changes: Any) -> AsyncGenerator[tuple[Server, Server, Killable]]:
+    """One whose engine can be killed, and the one that answers in its place."""
+    engines = Killable()
+    async with serving(settings(model="elsewhere")) as second:
+        models = f"""
+[upstreams.second]
+url = "{second.url}/v1"
+key = "{KEY}"
+model = "elsewhere"
+[models.{MODEL}]
+fallbacks = ["second"]
+cache = true
+{more}
+"""
+        (folder / "mulgil.toml").write_text(UNLIMITED.read_text() + models)
+        given = settings(config=folder / "mulgil.toml", engine_rebuilds=5, **changes)
+        async with serving(given, engine=engines.build) as first:
+            yield first, second, engines
+
+
+async def test_while_the_engine_is_rebuilt_the_other_gateway_answers_and_then_the_own_one_again(tmp_path: Path) -> None:
+    async with two_gateways(tmp_path) as (first, second, engines):
+        own = await first.chat(max_tokens=20)
+        assert HEADER not in own.headers
+        await engines.kill()
+        await eventually(lambda: first.mulgil.health.state == "rebuilding")
+        for stream in (False, True):
+            answer = await first.chat(
+                max_tokens=20, stream=stream, stream_options={"include_usage": True} if stream else None
+            )
+            assert answer.status_code == 200, answer.text
+            assert answer.headers[HEADER] == "second"
+            assert f'"model":"{MODEL}"' in answer.text
+            assert "elsewhere" not in answer.text
+        usage = events(answer.text)[-2]["usage"]
+        there = await balance(second)
+        assert (there.requests, there.output_tokens) == (2, 2 * usage["completion_tokens"])
+        engines.may_start.set()
+        await first.mulgil.supervisor.until_ready()
+        again = await first.chat(max_tokens=20)
+        assert HEADER not in again.headers
+        assert again.json()["choices"] == own.json()["choices"]
+        assert (await balance(second)).requests == 2
+        spent = await balance(first)
+        assert (spent.requests, spent.held_tokens, spent.concurrency) == (4, 0, 0)
+        tokens = [one.json()["usage"]["completion_tokens"] for one in (own, again)]
+        assert spent.output_tokens == sum(tokens) + 2 * usage["completion_tokens"]
+
+
+async def test_a_death_in_mid_stream_is_told_and_nobody_else_finishes_the_answer(tmp_path: Path) -> None:
+    async with two_gateways(tmp_path) as (first, second, _):
+        stream = await first.chat(script(tokens=50, die_at=10), stream=True)
+        told = events(stream.text)
+        assert told[-1]["error"]["type"] == "server_error"
+        assert "[DONE]" not in told
+        assert (await balance(second)).requests == 0
+        assert (await balance(first)).output_tokens == 10
+        await eventually(lambda: first.mulgil.health.state == "ready")
+        plain = await first.chat(script(tokens=50, die_at=10))
+        assert plain.status_code in (500, 503)
+        assert (await balance(second)).requests == 0
+
+
+async def test_who_waits_too_long_for_a_turn_is_answered_elsewhere(tmp_path: Path) -> None:
+    async with two_gateways(tmp_path, max_concurrent_requests=1, queue_timeout=0.1) as (first, second, _):
+        holding = asyncio.create_task(first.chat(script(tokens=60, gap=0.02), max_tokens=60))
+        await eventually(lambda: first.mulgil.gateway.running == 1)
+        answer = await first.chat(max_tokens=5)
+        assert (answer.status_code, answer.headers[HEADER]) == (200, "second")
+        assert HEADER not in (await holding).headers
+        assert (await balance(second)).requests == 1
+        assert (await balance(first)).requests == 2
+
+
+async def test_what_a_fallback_has_answered_is_not_kept_as_the_models_own(tmp_path: Path) -> None:
+    async with two_gateways(tmp_path) as (first, _, engines):
+        await engines.kill()
+        answers = [await first.chat(temperature=0, max_tokens=9) for _ in range(2)]
+        assert [one.headers["x-mulgil-cache"] for one in answers] == ["miss", "miss"]
+        together = await asyncio.gather(*(first.chat("x", temperature=0, max_tokens=9) for _ in range(10)))
+        assert {one.headers[HEADER] for one in together} == {"second"}
+        engines.may_start.set()
+        await first.mulgil.supervisor.until_ready()
+        own = await first.chat(temperature=0, max_tokens=9)
+        assert own.headers["x-mulgil-cache"] == "miss"
+        assert HEADER not in own.headers
+
+
+async def test_when_nobody_can_answer_the_first_reason_is_told_and_nothing_is_paid(tmp_path: Path) -> None:
+    models = f"""
+[upstreams.nowhere]
+url = "http://127.0.0.1:9/v1"
+[models.{MODEL}]
+fallbacks = ["nowhere"]
+"""
+    async with falling_back(tmp_path, models, max_model_len=None) as server:
+        await server.engine.stop()
+        refused = await server.chat()
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_unavailable")
+        assert "127.0.0.1:9" not in refused.text
+        assert HEADER not in refused.headers
+        assert (await balance(server)).requests == 0
+
+
+async def test_hanging_up_on_a_fallback_ends_it_there_too(tmp_path: Path) -> None:
+    async with two_gateways(tmp_path) as (first, second, engines):
+        await engines.kill()
+        body = chat_body(script(tokens=4_000, gap=0.01), max_tokens=4_000, stream=True)
+        async with first.client.stream("POST", "/v1/chat/completions", json=body) as stream:
+            assert stream.headers[HEADER] == "second"
+            await anext(stream.aiter_raw())
+        await eventually(lambda: second.mulgil.gateway.running == 0)
+        await eventually(lambda: first.mulgil.gateway.running == 0)
+        assert (await balance(second)).held_tokens == 0
+        assert (await balance(first)).held_tokens == 0
+
+
+async def test_the_ledger_has_one_row_that_says_who_answered(tmp_path: Path) -> None:
+    async with two_gateways(tmp_path) as (first, _, engines):
+        rows: list[Any] = []
+        first.mulgil.gateway._running._ledger.note = rows.append  # type: ignore[method-assign]  # only looked at
+        await engines.kill()
+        streamed = text_of(events((await first.chat(max_tokens=8, stream=True)).text))
+        assert streamed
+        assert [(row.model, row.fallback, row.status) for row in rows] == [(MODEL, "second", rows[0].status)]
+        assert rows[0].completion_tokens > 0

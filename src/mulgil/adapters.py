@@ -3,7 +3,7 @@
 import asyncio
 import importlib
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import aclosing
 
 from mulgil import __version__
@@ -17,12 +17,13 @@ from mulgil.cache.responses import CacheRules, ResponseCache
 from mulgil.cache.sealing import Seal
 from mulgil.cache.store import AnswerStore
 from mulgil.catalogue import Catalogue
-from mulgil.config_file import ModelOptions, load_adapters, load_models
+from mulgil.config_file import ModelOptions, load_adapters, load_models, load_upstreams
 from mulgil.engine.base import Engine
 from mulgil.engine.load import Capacity
 from mulgil.engine.lora import AdapterRules
 from mulgil.engine.lora_registry import AdapterRegistry
 from mulgil.engine.simulated import SimulatedEngine
+from mulgil.engine.upstream.answering import Upstream
 from mulgil.errors import EngineUnavailableError
 from mulgil.schemas.completions import CompletionRequest
 from mulgil.settings import Settings
@@ -196,15 +197,27 @@ def build_loras(settings: Settings) -> AdapterRegistry:
     return AdapterRegistry(adapter_rules(settings), load_adapters(settings.config), taken, tuple(needed))
 
 
-def build_catalogue(settings: Settings, adapters: AdapterRegistry) -> Catalogue:
-    """What may be asked for.
+def build_upstreams(settings: Settings) -> Mapping[str, Upstream]:
+    """The servers that may answer as fallbacks, by name; none of them is asked for anything yet.
+
+    Raises:
+        ValueError: the file that names them cannot be read, or the key of one is nowhere.
+    """
+    return {
+        name: Upstream(name, options, default_max_tokens=settings.default_max_tokens)
+        for name, options in load_upstreams(settings.config).items()
+    }
+
+
+def build_catalogue(settings: Settings, adapters: AdapterRegistry, upstreams: Collection[str]) -> Catalogue:
+    """What may be asked for, and what may answer instead.
 
     Raises:
         ValueError: the file with the models cannot be read, or what it says of them leads nowhere.
     """
     fingerprint = settings.fingerprint(__version__)
     catalogue = Catalogue(settings.model_names, fingerprint, load_models(settings.config), adapters)
-    catalogue.check(others=settings.embedding_names)
+    catalogue.check(upstreams, settings.embedding_names)
     return catalogue
 
 

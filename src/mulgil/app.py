@@ -17,6 +17,7 @@ from mulgil.adapters import (
     build_keys,
     build_loras,
     build_store,
+    build_upstreams,
     make_ready,
     with_fallback,
 )
@@ -124,11 +125,15 @@ def build(
     tiers = load_tiers(settings.config)
     kept_usage = build_usage(settings, tiers)
     gates = Gates(tiers, leases, build_queue(settings, supervisor.engine), kept_usage.ledger)
-    catalogue = build_catalogue(settings, adapters)
+    upstreams = build_upstreams(settings)
     gateway = Gateway(
-        supervisor.engine, catalogue, gates, rebuilt=lambda: supervisor.rebuilt(within=settings.queue_timeout)
+        supervisor.engine,
+        build_catalogue(settings, adapters, upstreams),
+        gates,
+        upstreams,
+        rebuilt=lambda: supervisor.rebuilt(within=settings.queue_timeout),
     )
-    caching = build_caching(settings, catalogue.options)
+    caching = build_caching(settings, gateway.catalogue.options)
     answers = Answers(gateway, gates, caching)
     embedding = build_embeddings(settings, leases, tiers, kept_usage.ledger, after=supervisor.until_ready)
 
@@ -147,9 +152,23 @@ def build(
     observer = build_observer(settings, tiers, registry, tracing)
     told_by = Sources(settings, observer, supervisor, gateway, caching.cache, kept, embedding, leases, guarded, lag)
     read_from(registry, told_by, __version__)
-    told = registry, tracing, build_metrics_port(settings, registry)
     mulgil = Mulgil(
-        app, supervisor, adapters, gateway, answers, kept, embedding, keys, leases, guarded, lag, kept_usage, *told
+        app=app,
+        supervisor=supervisor,
+        adapters=adapters,
+        upstreams=upstreams,
+        gateway=gateway,
+        answers=answers,
+        streams=kept,
+        embeddings=embedding,
+        keys=keys,
+        leases=leases,
+        store=guarded,
+        lag=lag,
+        usage=kept_usage,
+        registry=registry,
+        tracing=tracing,
+        metrics_port=build_metrics_port(settings, registry),
     )
     app.state.mulgil = mulgil  # for servers that are only given the application
     described = add_routes(mulgil, settings, tickets)

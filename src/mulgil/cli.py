@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from pydantic_settings import CliApp
 
 from mulgil import __version__
-from mulgil.adapters import build_catalogue, build_keys, build_loras, check_engine_args, take_part
+from mulgil.adapters import build_catalogue, build_keys, build_loras, build_upstreams, check_engine_args, take_part
 from mulgil.audit import Audit
 from mulgil.config_file import load_adapters, load_models, load_prices, load_tiers
 from mulgil.doctor_command import doctor
@@ -129,7 +129,7 @@ def _check(settings: Settings) -> None:
         settings.check()
         build_usage(settings, load_tiers(settings.config))
         build_keys(settings)
-        build_catalogue(settings, build_loras(settings))
+        build_catalogue(settings, build_loras(settings), build_upstreams(settings))
         Audit(settings.audit_log)
     except ValueError as error:
         _stop(str(error))

@@ -148,8 +148,9 @@ class Gateway:
     async def _by_upstream(self, asked: Asked, upstream: Answerer) -> Generation:
         asked.observed.begin("tokenise")
         prepared = await upstream.prepare(
-            asked.request, tenant=asked.caller.tenant, default_max_tokens=asked.tier.max_tokens
+            asked.settled.request, tenant=asked.caller.tenant, default_max_tokens=asked.tier.max_tokens
         )
+        prepared = replace(prepared, trace_headers=asked.observed.trace_headers)
         lease = await self._admission.reserve(asked, prepared)
         return await self._accepted(Run(upstream, prepared, NO_PLACE, final=False), asked, lease)
 

@@ -1,9 +1,10 @@
 """A process: the objects it consists of, and its life."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
@@ -24,6 +25,14 @@ from mulgil.stores.guard import GuardedStore
 from mulgil.telemetry.traces import Tracing
 
 
+class Closeable(Protocol):
+    """What holds connections."""
+
+    async def close(self) -> None:
+        """Let go of them."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Mulgil:
     """The objects of one process."""
@@ -31,6 +40,7 @@ class Mulgil:
     app: FastAPI
     supervisor: Supervisor[Engine]
     adapters: AdapterRegistry
+    upstreams: Mapping[str, Closeable]
     gateway: Gateway
     answers: Answers
     streams: KeptStreams
@@ -83,6 +93,8 @@ async def running(mulgil: Mulgil) -> AsyncGenerator[None]:
         closings.push_async_callback(mulgil.answers.close)
         closings.push_async_callback(mulgil.keys.close)
         closings.push_async_callback(mulgil.supervisor.stop)
+        for upstream in mulgil.upstreams.values():
+            closings.push_async_callback(upstream.close)
         if mulgil.embeddings:
             closings.push_async_callback(mulgil.embeddings.supervisor.stop)
         closings.push_async_callback(mulgil.usage.ledger.close)
