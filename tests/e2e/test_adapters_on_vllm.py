@@ -1,43 +1,45 @@
-"""LoRA adapters on the real model: each is a model of its own, beside the others and in the same step."""
+"""LoRA adapters on real vLLM as clients meet them: each is a model of its own, in the same step as the others."""
 
 import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import MODEL, Server, chat_body, events, text_of
+from harness import Server, chat_body, events, text_of
 from loras import make_adapter
 
 pytestmark = pytest.mark.model
 
 
 async def ask(server: Server, model: str, **fields: Any) -> str:
-    body = chat_body("Tell me about water.", **{"model": model, "temperature": 0, "max_tokens": 24} | fields)
-    answer = await server.client.post("/v1/chat/completions", json=body)
+    asked: dict[str, Any] = {"model": model, "temperature": 0, "max_tokens": 24}
+    answer = await server.client.post("/v1/chat/completions", json=chat_body("Tell me about water.", **asked | fields))
     assert answer.status_code == 200, answer.text
-    return text_of(events(answer.text)) if body.get("stream") else answer.json()["choices"][0]["message"]["content"]
+    if fields.get("stream"):
+        return text_of(events(answer.text))
+    content: str = answer.json()["choices"][0]["message"]["content"]
+    return content
 
 
-async def test_an_adapter_answers_in_other_words_than_the_model_alone_plain_and_streamed_and_at_the_same_time(
-    vllm_server: Server, demo_model: Path, tmp_path: Path
+async def test_an_adapter_answers_in_its_own_words_plain_and_streamed_beside_the_model_alone(
+    vllm_with_adapters: Server, eight_heads: Path, tmp_path: Path
 ) -> None:
-    alone = await ask(vllm_server, MODEL)
-    adapters, engine = vllm_server.mulgil.adapters, vllm_server.mulgil.supervisor.engine
+    server, base = vllm_with_adapters, eight_heads.name
+    alone, begun = await ask(server, base), await ask(server, "begun")
+    engine, adapters = server.mulgil.supervisor.engine, server.mulgil.adapters
     (folder,) = adapters._rules.folders
-    names = ["pirate", "parrot"]
+    await adapters.load(engine, "later", make_adapter(folder / tmp_path.name, eight_heads, seed=3))
     try:
-        for seed, name in enumerate(names):
-            await adapters.load(engine, name, make_adapter(folder / f"{tmp_path.name}-{name}", demo_model, seed=seed))
-        plain = [await ask(vllm_server, name) for name in names]
-        assert len({alone, *plain}) == 3
-        both = await asyncio.gather(
-            *(ask(vllm_server, name, stream=True) for name in (*names, MODEL) for _ in range(3))
-        )
-        assert both == [text for text in (*plain, alone) for _ in range(3)]
-        listed = (await vllm_server.client.get("/v1/models")).json()["data"]
-        assert {one["id"] for one in listed} >= {MODEL, *names}
+        later = await ask(server, "later")
+        assert len({alone, begun, later}) == 3
+        wanted = {base: alone, "begun": begun, "later": later}
+        names = [name for name in wanted for _ in range(3)]
+        together = await asyncio.gather(*(ask(server, name, stream=True) for name in names))
+        assert together == [wanted[name] for name in names]
+        listed = (await server.client.get("/v1/models")).json()["data"]
+        assert [one["id"] for one in listed] == list(wanted)
     finally:
-        for name in names:
-            if adapters.find(name):
-                await adapters.unload(engine, name)
-    assert await ask(vllm_server, MODEL) == alone
+        await adapters.unload(engine, "later")
+    gone = await server.client.post("/v1/chat/completions", json=chat_body(model="later"))
+    assert gone.status_code == 404
+    assert await ask(server, base) == alone
