@@ -20,6 +20,7 @@ class ScriptedServer:
     Attributes:
         scene: writes the answer to a request; the connection is closed behind it.
         tokenize: what the tokenize endpoint says; None: there is none.
+        tokenizes: writes what the tokenize endpoint says instead.
         absent: where the tokenize endpoint is not.
         requests: path, headers and body of each request.
         open: connections that stand.
@@ -28,6 +29,7 @@ class ScriptedServer:
 
     scene: Scene
     tokenize: dict[str, Any] | None = None
+    tokenizes: Scene | None = None
     absent: str = ""
     requests: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
     open: int = 0
@@ -45,9 +47,10 @@ class ScriptedServer:
         self.requests.append((path, headers, await reader.readexactly(int(headers["content-length"]))))
         if path.endswith("/tokenize"):
             told = None if path == self.absent else self.tokenize
-            await answers(404 if told is None else 200, {"detail": "Not Found"} if told is None else told)(writer)
-            return
-        playing = asyncio.ensure_future(self.scene(writer))
+            scene = self.tokenizes or (answers(404, {"detail": "Not Found"}) if told is None else answers(200, told))
+        else:
+            scene = self.scene
+        playing = asyncio.ensure_future(scene(writer))
         leaving = asyncio.ensure_future(reader.read())
         await asyncio.wait((playing, leaving), return_when=asyncio.FIRST_COMPLETED)
         for one in (playing, leaving):

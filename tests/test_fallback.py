@@ -1,14 +1,16 @@
 """What answers instead of a model that cannot: once, before anything is sent, and paid for once."""
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
-from harness import KEY, MODEL, UNLIMITED, Server, chat_body, events, eventually, script, serving, settings, text_of
+from harness import KEY, MODEL, UNLIMITED, Server, chat_body, events, eventually, script, serving, settings
+from pydantic import SecretStr
 from test_budgets import balance
 
 from mulgil.engine.base import Engine
@@ -243,11 +245,13 @@ async def test_hanging_up_on_a_fallback_ends_it_there_too(tmp_path: Path) -> Non
 
 
 async def test_the_ledger_has_one_row_that_says_who_answered(tmp_path: Path) -> None:
-    async with two_gateways(tmp_path) as (first, _, engines):
-        rows: list[Any] = []
-        first.mulgil.gateway._running._ledger.note = rows.append  # type: ignore[method-assign]  # only looked at
+    database = tmp_path / "usage.db"
+    async with two_gateways(tmp_path, usage_url=SecretStr(f"sqlite:///{database}")) as (first, _, engines):
+        own = await first.chat(max_tokens=8)
         await engines.kill()
-        streamed = text_of(events((await first.chat(max_tokens=8, stream=True)).text))
-        assert streamed
-        assert [(row.model, row.fallback, row.status) for row in rows] == [(MODEL, "second", rows[0].status)]
-        assert rows[0].completion_tokens > 0
+        answer = await first.chat(max_tokens=8)
+    assert answer.json()["system_fingerprint"] != own.json()["system_fingerprint"]
+    with closing(sqlite3.connect(database)) as connection:
+        rows = connection.execute("SELECT model, fallback, completion_tokens FROM mulgil_usage ORDER BY at").fetchall()
+    tokens = [one.json()["usage"]["completion_tokens"] for one in (own, answer)]
+    assert rows == [(MODEL, None, tokens[0]), (MODEL, "second", tokens[1])]

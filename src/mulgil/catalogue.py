@@ -175,15 +175,23 @@ class Catalogue:
         variant = said.variants.get(settled.variant or "", _NO_VARIANT)
         return replace(settled, fingerprint=self._fingerprint(settled.variant, variant, adapter))
 
+    def answered_elsewhere(self, settled: Settled, upstream: str) -> Settled:
+        """*settled* as *upstream* answers it, of which nobody here knows how it is served."""
+        return replace(settled, fingerprint=_digest(f"{settled.fingerprint} {upstream}"))
+
     def _fingerprint(self, name: str | None, variant: Variant, adapter: Versioned | None) -> str:
         if name is None and adapter is None:
             return self.fingerprint
         told = f"{self.fingerprint} {name} {variant.sampling} {adapter.version if adapter else None}"
-        return f"fp_{hashlib.blake2b(told.encode(), digest_size=5).hexdigest()}"
+        return _digest(told)
 
 
 _NOTHING_SAID = ModelOptions()
 _NO_VARIANT = Variant()
+
+
+def _digest(told: str) -> str:
+    return f"fp_{hashlib.blake2b(told.encode(), digest_size=5).hexdigest()}"
 
 
 def _variant(

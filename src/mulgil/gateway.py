@@ -132,7 +132,8 @@ class Gateway:
             upstream = self._upstreams.get(name)
             try:
                 if upstream is not None:
-                    return await self._by_upstream(asked, upstream)
+                    settled = self.catalogue.answered_elsewhere(asked.settled, name)
+                    return await self._by_upstream(replace(asked, settled=settled), upstream)
                 return await self._by_engine(self._renamed(asked, name), final=False)
             except _FOR_A_FALLBACK as failure:
                 log.warning("fallback %s of %s does not answer either: %s", name, asked.request.model, failure.code)

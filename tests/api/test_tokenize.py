@@ -79,3 +79,11 @@ async def test_texts_are_told_of_so_many_tokens_and_no_more(shared: Server) -> N
     assert back.json() == {"prompt": "a" * MOST_TEXTS}
     refused = await shared.client.post("/v1/detokenize", json={"tokens": [70] * (MOST_TEXTS + 1)})
     assert refused.json()["error"]["code"] == "array_above_max_length"
+
+
+async def test_options_of_the_chat_template_are_those_that_a_chat_may_set(shared: Server) -> None:
+    asked = {"messages": [{"role": "user", "content": "hi"}], "reasoning_effort": "low"}
+    for options, status in (({"enable_thinking": False}, 200), ({"chat_template": "x"}, 400), ({"thinking": [1]}, 422)):
+        reply = await shared.client.post("/v1/tokenize", json={**asked, "chat_template_kwargs": options})
+        assert reply.status_code == status
+    assert reply.json()["error"]["param"] == "chat_template_kwargs.thinking"
