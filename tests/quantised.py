@@ -23,7 +23,7 @@ def quantised(source: Path, folder: Path, form: str) -> Path:
     write, config = FORMS[form]
     tensors: Tensors = {}
     for name, tensor in _load(source).items():
-        if _is_projection(name):
+        if is_projection(name):
             prefix = name.removesuffix("weight")
             tensors |= {prefix + part: value.contiguous() for part, value in write(tensor.float()).items()}
         else:
@@ -38,7 +38,7 @@ def fine_tuned(source: Path, folder: Path, *, rank: int = 4, strength: float = 0
     random = torch.Generator().manual_seed(5)
     tensors = _load(source)
     for name, tensor in tensors.items():
-        if _is_projection(name) and ("q_proj" in name or "v_proj" in name):
+        if is_projection(name) and ("q_proj" in name or "v_proj" in name):
             rows, columns = tensor.shape
             b, a = torch.randn(rows, rank, generator=random), torch.randn(rank, columns, generator=random)
             delta = b @ a
@@ -61,7 +61,8 @@ def unquantised(tensor: Any, form: str) -> Any:
     return (q.to(torch.float32) * scale).reshape(tensor.shape)
 
 
-def _is_projection(name: str) -> bool:
+def is_projection(name: str) -> bool:
+    """Whether this weight is one of those that are quantised."""
     return name.endswith(".weight") and name.split(".")[-2] in _PROJECTIONS
 
 
@@ -205,9 +206,7 @@ FORMS: dict[str, tuple[Callable[[Any], Tensors], dict[str, Any]]] = {
     ),
     "int4-w4a16": (
         _int4,
-        _compressed(
-            "pack-quantized", {"num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP}, None
-        ),
+        _compressed("pack-quantized", {"num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP}, None),
     ),
     "gptq": (
         _gptq,

@@ -1,6 +1,5 @@
 """The settings by what they are about, each declared once: its default, its rule and the words that document it."""
 
-import hashlib
 import os
 import tempfile
 from pathlib import Path
@@ -8,6 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 from pydantic_settings import NoDecode
+
+from mulgil.settings.fingerprint import fingerprint
 
 
 def _from_commas(value: Any) -> Any:
@@ -119,10 +120,8 @@ class EngineSettings(Group):
         return self.run_folder or Path(tempfile.gettempdir()) / f"mulgil-{os.getuid()}"
 
     def fingerprint(self, version: str) -> str:
-        """A name for the model and the way it is served: other settings, or another *version*, have another one."""
-        names = sorted(EngineSettings.model_fields)
-        served = f"{version} {[getattr(self, name) for name in names]}"
-        return f"fp_{hashlib.blake2b(served.encode(), digest_size=5).hexdigest()}"
+        """A name for the model and the way it is served (`settings.fingerprint`); another *version* has another one."""
+        return fingerprint({name: getattr(self, name) for name in EngineSettings.model_fields}, version)
 
     @property
     def spread(self) -> bool:
