@@ -76,7 +76,6 @@ async def test_weights_of_4_bits_count_exactly_as_their_format_says(
     exact, before = await asyncio.to_thread(
         lambda: (rounded().likelihoods(ids), Reference(tiny_model).likelihoods(ids))
     )
-    print(form, apart(told, exact), apart(told, before))
     assert apart(told, exact) < 0.1
     assert apart(told, before) > 2 * apart(told, exact), "what 4 bits lose is seen"
 

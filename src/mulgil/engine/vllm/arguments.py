@@ -9,6 +9,7 @@ from vllm import AsyncEngineArgs
 from vllm.config import StructuredOutputsConfig
 from vllm.platforms import current_platform
 
+from mulgil.engine.vllm.quantisation import check_quantisation
 from mulgil.settings import EngineSettings
 
 log = logging.getLogger(__name__)
@@ -23,7 +24,7 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
 
     Raises:
         ValueError: `engine_args` names something that `AsyncEngineArgs` does not have, or this build of vLLM cannot
-            spread a model so.
+            spread a model so, or serve weights that are quantised so.
     """
     known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     if unknown := sorted(settings.engine_args.keys() - known):
@@ -41,6 +42,7 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
         # Compiled, 0.32's CPU build answers fluently and wrongly; eager, it answers as transformers does.
         args["enforce_eager"] = True
         _check_cpu(args | settings.engine_args)
+    check_quantisation(args | settings.engine_args)
     return args | settings.engine_args
 
 
