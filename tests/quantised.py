@@ -61,6 +61,17 @@ def unquantised(tensor: Any, form: str) -> Any:
     return (q.to(torch.float32) * scale).reshape(tensor.shape)
 
 
+def rounded_input(tensor: Any, form: str) -> Any:
+    """The numbers that the weights of `form` are multiplied with, where the layer is given *tensor*."""
+    if form == "fp8":
+        parts = _fp8(tensor.reshape(-1, tensor.shape[-1]))
+        return (parts["weight"].float() * parts["weight_scale"]).reshape(tensor.shape)
+    if form == "int8-w8a8":
+        scale = tensor.abs().amax(-1, keepdim=True).clamp(min=1e-8) / 127
+        return (tensor / scale).round() * scale
+    return tensor
+
+
 def is_projection(name: str) -> bool:
     """Whether this weight is one of those that are quantised."""
     return name.endswith(".weight") and name.split(".")[-2] in _PROJECTIONS

@@ -1,8 +1,9 @@
 """What transformers makes of a model, in float32: the answers that an engine has to give."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+
+from quantised import is_projection, rounded_input, unquantised
 
 
 class Reference:
@@ -10,18 +11,20 @@ class Reference:
 
     Args:
         folder: of the model, not quantised.
-        change: what to put in place of each weight, given its name; default: it stays.
+        form: compute with the numbers that its weights, and what they are multiplied with, have in this form of
+            `quantised`; default: as they are.
     """
 
-    def __init__(self, folder: Path, change: Callable[[str, Any], Any] = lambda _, tensor: tensor) -> None:
+    def __init__(self, folder: Path, form: str | None = None) -> None:
         import torch  # noqa: PLC0415 - an optional extra
         from transformers import AutoModelForCausalLM  # noqa: PLC0415 - an optional extra
 
         self._torch = torch
         self._network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        with torch.no_grad():
-            for name, weight in self._network.named_parameters():
-                weight.copy_(change(name, weight.data))
+        for name, module in self._network.named_modules():
+            if form and is_projection(f"{name}.weight"):
+                module.weight.data = unquantised(module.weight.data, form)
+                module.register_forward_pre_hook(lambda _, given: (rounded_input(given[0], form),))
 
     def likelihoods(self, ids: Sequence[int]) -> list[float]:
         """The logarithm of the probability of each token after the first one."""

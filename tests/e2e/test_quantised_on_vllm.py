@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from harness import MODEL, VLLM, Server, serving, settings
-from quantised import fine_tuned, is_projection, quantised, unquantised
+from quantised import fine_tuned, quantised
 from reference import Reference
 
 from bench.tiny_model import prepare_tiny_model
@@ -22,6 +22,13 @@ QUESTION = "What is the capital of France?"
 def tiny_model(demo_model: Path) -> Path:
     """The folder of a model of two random layers; made once and kept between runs."""
     return prepare_tiny_model(cache_folder(), demo_model)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines that ask no hub, and leave memory to the others of this session."""
+    for name, value in (("HF_HUB_OFFLINE", "1"), ("VLLM_CPU_KVCACHE_SPACE", "1"), ("VLLM_LOGGING_LEVEL", "WARNING")):
+        monkeypatch.setenv(name, value)
 
 
 async def ids_of(server: Server, text: str) -> list[int]:
@@ -44,9 +51,7 @@ def apart(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 @pytest.mark.timeout(180)
-async def test_the_demo_model_in_int8_answers_sensibly_and_as_its_rounded_weights_do(
-    demo_model: Path, tmp_path: Path
-) -> None:
+async def test_the_demo_model_in_int8_answers_sensibly_and_close_to_itself(demo_model: Path, tmp_path: Path) -> None:
     folder = quantised(demo_model, tmp_path / "int8", "int8-w8a8")
     async with serving(settings(**VLLM, model=str(folder))) as server:
         answer = (await server.chat(QUESTION, temperature=0, max_tokens=32)).json()["choices"][0]["message"]["content"]
@@ -54,13 +59,22 @@ async def test_the_demo_model_in_int8_answers_sensibly_and_as_its_rounded_weight
         told = await likelihoods(server, ids)
     assert "Paris" in answer
     exact = await asyncio.to_thread(lambda: Reference(demo_model).likelihoods(ids))
-    assert apart(told, exact) < 0.2
+    # Rounding makes 0.37 of so small a model, in transformers too; a scale in the wrong place makes 5 and more.
+    assert 0 < apart(told, exact) < 0.6
 
 
 HEAVY = pytest.mark.heavy(reason="an engine for each format")
 
 
-@pytest.mark.parametrize("form", ["awq", pytest.param("gptq", marks=HEAVY), pytest.param("int4-w4a16", marks=HEAVY)])
+@pytest.mark.parametrize(
+    "form",
+    [
+        "awq",
+        pytest.param("gptq", marks=HEAVY),
+        pytest.param("int4-w4a16", marks=HEAVY),
+        pytest.param("fp8", marks=HEAVY),
+    ],
+)
 @pytest.mark.timeout(180)
 async def test_weights_of_4_bits_count_exactly_as_their_format_says(
     tiny_model: Path, tmp_path: Path, form: str
@@ -70,11 +84,8 @@ async def test_weights_of_4_bits_count_exactly_as_their_format_says(
         ids = await ids_of(server, TEXT)
         told = await likelihoods(server, ids)
 
-    def rounded() -> Reference:
-        return Reference(tiny_model, lambda name, weight: unquantised(weight, form) if is_projection(name) else weight)
-
     exact, before = await asyncio.to_thread(
-        lambda: (rounded().likelihoods(ids), Reference(tiny_model).likelihoods(ids))
+        lambda: (Reference(tiny_model, form).likelihoods(ids), Reference(tiny_model).likelihoods(ids))
     )
     assert apart(told, exact) < 0.1
     assert apart(told, before) > 2 * apart(told, exact), "what 4 bits lose is seen"
