@@ -31,7 +31,7 @@ def quantised(source: Path, folder: Path, form: str) -> Path:
     return _save(source, folder, tensors, {"quantization_config": config})
 
 
-def fine_tuned(source: Path, folder: Path, *, rank: int = 4, strength: float = 0.4) -> Path:
+def fine_tuned(source: Path, folder: Path, *, rank: int = 4, strength: float = 0.2) -> Path:
     """Write the model in *source* to *folder* with a low-rank change merged into its attention, as PEFT merges one."""
     import torch  # noqa: PLC0415 - an optional extra
 
@@ -189,8 +189,8 @@ def _awq(weight: Any) -> Tensors:
 
 
 def _compressed(form: str, weights: Mapping[str, Any], activations: Mapping[str, Any] | None) -> dict[str, Any]:
-    whole = {"symmetric": True, "dynamic": False}
-    group = {"targets": ["Linear"], "weights": whole | weights, "input_activations": activations}
+    whole = {**weights, "symmetric": True, "dynamic": False}
+    group = {"targets": ["Linear"], "weights": whole, "input_activations": activations}
     return {
         "quant_method": "compressed-tensors",
         "format": form,

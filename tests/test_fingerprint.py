@@ -93,7 +93,12 @@ def test_another_version_changes_it(folder: Path) -> None:
 
 
 def test_what_changes_no_answer_does_not_change_it(folder: Path, tmp_path: Path) -> None:
-    quiet = {"engine_rebuilds": 1, "run_folder": tmp_path, "chunk_interval": 0, "engine_check_interval": 9}
+    quiet: dict[str, Any] = {
+        "engine_rebuilds": 1,
+        "run_folder": tmp_path,
+        "chunk_interval": 0,
+        "engine_check_interval": 9,
+    }
     assert named(folder, **quiet) == named(folder)
 
 

@@ -101,10 +101,10 @@ async def test_a_merged_fine_tune_answers_as_its_weights_say_and_not_as_its_base
             "/v1/tokenize", json={"model": MODEL, "messages": [{"role": "user", "content": QUESTION}]}
         )
         asked = reply.json()["tokens"]
-        answer = (await server.chat(QUESTION, temperature=0, max_tokens=12)).json()["choices"][0]["message"]["content"]
+        answer = (await server.chat(QUESTION, temperature=0, max_tokens=16)).json()["choices"][0]["message"]["content"]
         told = await likelihoods(server, ids := await ids_of(server, TEXT))
         made = await ids_of(server, answer)
     tuned, base = await asyncio.to_thread(lambda: (Reference(folder), Reference(demo_model)))
-    assert made[:8] == tuned.greedy(asked, 8)
-    assert made[:8] != base.greedy(asked, 8)
+    assert made[:10] == tuned.greedy(asked, 10)
+    assert made[:10] != base.greedy(asked, 10)
     assert apart(told, tuned.likelihoods(ids)) < 0.1 < apart(told, base.likelihoods(ids))

@@ -8,6 +8,8 @@ import pytest
 from harness import settings
 from quantised import FORMS
 
+from mulgil.adapters import check_engine_args
+
 pytestmark = pytest.mark.model
 
 
@@ -64,3 +66,11 @@ def test_what_the_build_for_cpus_has_no_kernel_for_is_refused(
             VLLMEngine(served)
     else:
         VLLMEngine(served)
+
+
+def test_check_config_refuses_it_too(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="did you mean awq"):
+        check_engine_args(settings(engine="vllm", model="any", quantization="awk"))
+    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "bitsandbytes"}}')
+    with pytest.raises(ValueError, match="quantised by 'bitsandbytes'"):
+        check_engine_args(settings(engine="vllm", model=str(tmp_path)))
