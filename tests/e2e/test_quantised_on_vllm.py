@@ -106,5 +106,5 @@ async def test_a_merged_fine_tune_answers_as_its_weights_say_and_not_as_its_base
         made = await ids_of(server, answer)
     tuned, base = await asyncio.to_thread(lambda: (Reference(folder), Reference(demo_model)))
     assert made[:10] == tuned.greedy(asked, 10)
-    assert made[:10] != base.greedy(asked, 10)
+    assert made != base.greedy(asked, 16)[:-1], "the base ends its turn earlier"
     assert apart(told, tuned.likelihoods(ids)) < 0.1 < apart(told, base.likelihoods(ids))
