@@ -12,7 +12,8 @@ from harness import settings
 
 from mulgil.app import build
 from mulgil.settings import Settings
-from mulgil.settings.parallel import model_config, peers
+from mulgil.settings.checkpoint import model_config
+from mulgil.settings.parallel import peers
 
 DENSE = {"num_attention_heads": 9, "num_key_value_heads": 3, "num_hidden_layers": 30, "intermediate_size": 1536}
 

@@ -106,12 +106,12 @@ def build_key_stores(settings: Settings) -> list[KeyFile | RedisKeys]:
 
 
 def check_engine_args(settings: Settings) -> None:
-    """Let vLLM judge `engine_args`, and how the model is spread; slow, since vLLM is imported for it.
+    """Let vLLM judge `engine_args`, how the model is spread, and how quantised; slow, since vLLM is imported for it.
 
     Raises:
-        ValueError: vLLM does not have one of them, cannot spread a model so, or is not installed.
+        ValueError: vLLM does not have one of them, cannot spread or compute such a model, or is not installed.
     """
-    if settings.engine == "vllm" and (settings.engine_args or settings.spread):
+    if settings.engine == "vllm" and (settings.engine_args or settings.spread or settings.quantised):
         try:
             importlib.import_module("mulgil.engine.vllm.adapter").VLLMEngine(settings, adapters=adapter_rules(settings))
         except ImportError as error:

@@ -1,6 +1,5 @@
 """The settings by what they are about, each declared once: its default, its rule and the words that document it."""
 
-import hashlib
 import os
 import tempfile
 from pathlib import Path
@@ -8,6 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 from pydantic_settings import NoDecode
+
+from mulgil.settings.checkpoint import config_of
+from mulgil.settings.fingerprint import fingerprint
 
 
 def from_commas(value: Any) -> Any:
@@ -46,7 +48,8 @@ class EngineSettings(Group):
     enable_prefix_caching: bool | None = None
     """Whether the engine keeps what it computed for a prompt's beginning. Never shared between tenants."""
     quantization: str | None = None
-    """How the weights are quantised, where the model's own files do not say."""
+    """vLLM's name for how the weights are quantised, where the model's own files do not say; or how they are to be
+    while they are loaded (docs/quantised.md)."""
     tensor_parallel_size: int = Field(default=1, ge=1)
     """Accelerators that share each layer; must divide the model's attention heads."""
     pipeline_parallel_size: int = Field(default=1, ge=1)
@@ -120,16 +123,19 @@ class EngineSettings(Group):
         return self.run_folder or Path(tempfile.gettempdir()) / f"mulgil-{os.getuid()}"
 
     def fingerprint(self, version: str) -> str:
-        """A name for the model and the way it is served: other settings, or another *version*, have another one."""
-        names = sorted(EngineSettings.model_fields)
-        served = f"{version} {[getattr(self, name) for name in names]}"
-        return f"fp_{hashlib.blake2b(served.encode(), digest_size=5).hexdigest()}"
+        """A name for the model and the way it is served (`settings.fingerprint`); another *version* has another one."""
+        return fingerprint({name: getattr(self, name) for name in EngineSettings.model_fields}, version)
 
     @property
     def spread(self) -> bool:
         """Whether the model needs more than one accelerator."""
         sizes = self.tensor_parallel_size, self.pipeline_parallel_size, self.data_parallel_size, self.nnodes
         return max(sizes) > 1 or self.distributed_executor_backend == "ray"
+
+    @property
+    def quantised(self) -> bool:
+        """Whether the model's weights are quantised, as far as that can be told before it is loaded."""
+        return bool(self.quantization or (self.model and "quantization_config" in config_of(self.model)))
 
     def for_vllm(self) -> dict[str, Any]:
         """The settings that vLLM knows under the same name and that are set."""

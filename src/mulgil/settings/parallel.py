@@ -4,14 +4,13 @@ Written against vLLM 0.32. The sizes are judged by the model's own `config.json`
 """
 
 import importlib.util
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
+
+from mulgil.settings.checkpoint import model_config
 
 _HEADS = ("num_attention_heads", "n_head")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-_OF_LANGUAGE = ("text_config", "llm_config", "language_config")
 _OF_NNODES = ("node_rank", "master_addr")
 ROLES = ("nnodes", *_OF_NNODES, "master_port")
 """What says which part a machine has; these are settings, so that all of the server knows it."""
@@ -34,21 +33,6 @@ def check_parallel(args: Mapping[str, Any]) -> None:
     model = model_config(str(args["model"]))
     if model:
         _check_model(model, args, sizes)
-
-
-def model_config(model: str) -> dict[str, Any]:
-    """What *model* says of its language model in its `config.json`; empty where that is not on this machine."""
-    path = Path(model) / "config.json"
-    if not path.is_file():
-        path = _downloaded(model)
-    try:
-        read = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(read, dict):
-        return {}
-    inner = (read[name] for name in _OF_LANGUAGE if isinstance(read.get(name), dict))
-    return dict(next(inner, read))
 
 
 def peers(args: Mapping[str, Any]) -> str:
@@ -141,17 +125,3 @@ def _cannot_split(model: Mapping[str, Any], size: int) -> str:
     if isinstance(inner, int) and inner % size:
         return f"which does not divide the model's {inner} intermediate columns"
     return ""
-
-
-def _downloaded(model: str) -> Path:
-    """Where the Hub's client has put it; a path that does not exist where it has not, or is not installed."""
-    try:
-        from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - comes with vLLM
-        from huggingface_hub.errors import HFValidationError  # noqa: PLC0415 - as above
-    except ImportError:
-        return Path(model) / "config.json"
-    try:
-        found = try_to_load_from_cache(model, "config.json")
-    except HFValidationError:  # a folder that does not exist
-        found = None
-    return Path(found) if isinstance(found, str) else Path(model) / "config.json"

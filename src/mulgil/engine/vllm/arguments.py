@@ -11,6 +11,7 @@ from vllm.config.lora import MaxLoRARanks
 from vllm.platforms import current_platform
 
 from mulgil.engine.lora import AdapterRules
+from mulgil.engine.vllm.quantisation import check_quantisation
 from mulgil.settings import EngineSettings
 
 log = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ def engine_args(settings: EngineSettings, adapters: AdapterRules) -> dict[str, A
 
     Raises:
         ValueError: `engine_args` names something that `AsyncEngineArgs` does not have, or this build of vLLM cannot
-            spread a model so.
+            spread a model so, or serve weights that are quantised so.
     """
     known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     if unknown := sorted(settings.engine_args.keys() - known):
@@ -44,6 +45,7 @@ def engine_args(settings: EngineSettings, adapters: AdapterRules) -> dict[str, A
         # Compiled, 0.32's CPU build answers fluently and wrongly; eager, it answers as transformers does.
         args["enforce_eager"] = True
         _check_cpu(args | settings.engine_args)
+    check_quantisation(args | settings.engine_args)
     return args | settings.engine_args
 
 
