@@ -70,6 +70,7 @@ from mulgil.schemas.usage_report import UsageReport
 from mulgil.settings import Settings, unknown_variables
 from mulgil.stores.guard import GuardedStore
 from mulgil.telemetry import logs
+from mulgil.telemetry.metrics import RequestMetrics
 from mulgil.telemetry.traces import build_tracing
 from mulgil.tiers import Tier
 from mulgil.turns import build_queue
@@ -149,7 +150,9 @@ def build(
     )
     registry, lag, tickets = CollectorRegistry(), LoopLag(), Tickets(ttl=settings.ticket_ttl)
     kept = KeptStreams(gateway, tickets, keep_rules(settings))
-    observer = build_observer(settings, tiers, registry, tracing)
+    # By the names of the configuration: adapters that are loaded later are all one series.
+    metrics_of = RequestMetrics(registry, gateway.catalogue.names + settings.embedding_names, tiers)
+    observer = build_observer(settings, metrics_of, tracing)
     told_by = Sources(settings, observer, supervisor, gateway, caching.cache, kept, embedding, leases, guarded, lag)
     read_from(registry, told_by, __version__)
     mulgil = Mulgil(

@@ -1,6 +1,6 @@
 """The composition root's part for telemetry: who observes requests, and what is read when somebody asks."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -27,7 +27,6 @@ from mulgil.telemetry.observation import Observer
 from mulgil.telemetry.observer import Telemetry
 from mulgil.telemetry.readings import EngineSeries, Reading, Readings, Values, alone
 from mulgil.telemetry.traces import Tracing
-from mulgil.tiers import Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +45,8 @@ class Sources:
     lag: LoopLag
 
 
-def build_observer(
-    settings: Settings, tiers: Mapping[str, Tier], registry: CollectorRegistry, tracing: Tracing | None
-) -> Observer:
-    """Who is told of every request: its numbers go to *registry*, its spans to *tracing*."""
-    metrics = RequestMetrics(registry, settings.model_names + settings.embedding_names, tiers)
+def build_observer(settings: Settings, metrics: RequestMetrics, tracing: Tracing | None) -> Observer:
+    """Who is told of every request: its numbers go to *metrics*, its spans to *tracing*."""
     return Telemetry(metrics, AccessLog(settings.access_log_share), tracing)
 
 

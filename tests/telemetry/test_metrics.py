@@ -10,7 +10,19 @@ import httpx2
 import orjson
 import pytest
 from embeddings import EMBEDDER
-from harness import KEY, MODEL, Server, chat_body, eventually, hanging_up, raw_request, script, serving, settings
+from harness import (
+    KEY,
+    MODEL,
+    UNLIMITED,
+    Server,
+    chat_body,
+    eventually,
+    hanging_up,
+    raw_request,
+    script,
+    serving,
+    settings,
+)
 from prometheus_client import CollectorRegistry
 from prometheus_client import Metric as Family
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parsed_openmetrics
@@ -283,6 +295,30 @@ async def test_without_variants_and_fallbacks_the_label_is_none_everywhere(measu
     assert told.of("mulgil_requests_total", variant="none") == told.of("mulgil_requests_total") == 2
     assert told.of("mulgil_answers_total", variant="none") == told.of("mulgil_answers_total") == 1
     assert told.of("mulgil_fallbacks_total") == 0
+
+
+async def test_aliases_variants_and_fallbacks_of_the_configuration_have_series_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "mulgil.toml").write_text(
+        UNLIMITED.read_text()
+        + """
+[models.mix.variants.base]
+[models.long]
+alias = true
+fallbacks = ["short"]
+[models.short]
+alias = true
+truncation = "auto"
+"""
+    )
+    async with serving(settings(config=tmp_path / "mulgil.toml", metrics_port=0, max_model_len=64)) as server:
+        assert (await server.chat(model="mix")).status_code == 200
+        said = [{"role": "user", "content": "water " * 20}, {"role": "assistant", "content": "stone"}] * 3
+        body = chat_body() | {"model": "long", "messages": [*said, {"role": "user", "content": "hello"}]}
+        assert (await server.client.post("/v1/chat/completions", json=body)).status_code == 200
+        told = await numbers(server)
+    assert told.of("mulgil_answers_total", model="mix", variant="base") == 1
+    assert told.of("mulgil_answers_total", model="long", variant="none") == 1
+    assert told.of("mulgil_fallbacks_total", model="long", fallback="short", reason="context_length_exceeded") == 1
 
 
 async def test_nor_do_they_through_the_server(measured: Server) -> None:
