@@ -1,17 +1,18 @@
 """Prepare, generate, settle: every generation ends, once, whatever happens around it."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator
 
 import pytest
-from harness import MODEL, chat_body, eventually, script
+from harness import MODEL, UNLIMITED, chat_body, eventually, script
 
 from mulgil.admission.gates import Gates
 from mulgil.admission.lease import Leases
 from mulgil.admission.queue import FairQueue, QueueRules
 from mulgil.auth.keys import Caller
 from mulgil.catalogue import Catalogue
-from mulgil.config_file import load_tiers
+from mulgil.config_file import ModelOptions, load_tiers
 from mulgil.engine.base import Prepared
 from mulgil.engine.simulated import SimulatedEngine
 from mulgil.engine.snapshot import Snapshot
@@ -25,6 +26,7 @@ from mulgil.errors import (
 from mulgil.gateway import Gateway
 from mulgil.schemas.chat import ChatCompletionRequest
 from mulgil.stores.memory import MemoryStore
+from mulgil.variants import Variant
 
 CALLER = Caller(key_id="key-1", tenant="t")
 
@@ -33,11 +35,11 @@ def request(content: str = "hello", **fields: object) -> ChatCompletionRequest:
     return ChatCompletionRequest.model_validate(chat_body(content, **fields))
 
 
-def gateway(engine: SimulatedEngine | None = None) -> tuple[Gateway, SimulatedEngine]:
+def gateway(engine: SimulatedEngine | None = None, **options: ModelOptions) -> tuple[Gateway, SimulatedEngine]:
     engine = engine or SimulatedEngine()
     leases = Leases(MemoryStore(), ttl=30, renew_interval=5)
-    gates = Gates(load_tiers(None), leases, FairQueue(QueueRules()))
-    return Gateway(lambda: engine, Catalogue((MODEL,), "fp_test"), gates), engine
+    gates = Gates(load_tiers(UNLIMITED), leases, FairQueue(QueueRules()))
+    return Gateway(lambda: engine, Catalogue((MODEL,), "fp_test", options), gates), engine
 
 
 async def test_a_generation_ends_with_the_engines_counts() -> None:
@@ -182,3 +184,22 @@ async def test_nothing_begins_once_it_drains() -> None:
     await subject.drain()
     with pytest.raises(ShuttingDownError):
         await subject.start(request(), CALLER)
+
+
+async def test_ten_thousand_requests_meet_variants_by_their_weights_and_no_key_ever_another_one() -> None:
+    weights = {"base": 70, "friendly": 25, "terse": 5}
+    variants = {name: Variant(weight=weight) for name, weight in weights.items()}
+    subject, _ = gateway(mix=ModelOptions(variants=variants))
+    asked = request(model="mix", max_tokens=1)
+    met: dict[str, set[str | None]] = {}
+    shares: Counter[str | None] = Counter()
+    for number in range(10_000):
+        # Half of them are from keys that come twice.
+        key = f"key-{number % 5_000 if number % 2 else number}"
+        generation = await subject.start(asked, Caller(key, f"tenant-{number % 7 if number % 2 == 0 else 0}"))
+        await generation.finished()
+        shares[generation.observed.variant] += 1
+        met.setdefault(f"{generation.lease.account}", set()).add(generation.observed.variant)
+    assert all(len(names) == 1 for names in met.values())
+    for name, weight in weights.items():
+        assert abs(shares[name] / 10_000 - weight / 100) < 0.01

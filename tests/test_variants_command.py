@@ -96,6 +96,14 @@ def test_json_has_the_same_with_every_digit(run: Run, tmp_path: Path) -> None:
     assert base["figures"]["errors"]["difference"]["clear"] is False
 
 
+def test_the_first_variant_of_the_configuration_is_what_the_others_are_compared_with(run: Run, tmp_path: Path) -> None:
+    keep(tmp_path, *some_rows())
+    (tmp_path / "mulgil.toml").write_text("[models.demo.variants.slow]\n[models.demo.variants.base]\n")
+    told = orjson.loads(run(*OF_MAY, "--json", MULGIL_CONFIG=str(tmp_path / "mulgil.toml")).stdout)
+    (model,) = told["models"]
+    assert (model["control"], [one["variant"] for one in model["variants"]]) == ("slow", ["slow", "base"])
+
+
 def test_of_more_rows_than_a_page_has_none_is_missing_or_counted_twice(run: Run, tmp_path: Path) -> None:
     keep(tmp_path, *(row(at=MAY, variant="ab"[number % 2]) for number in range(4_321)))
     (model,) = orjson.loads(run(*OF_MAY, "--json").stdout)["models"]

@@ -1,13 +1,14 @@
 """`mulgil variants`: which of the variants of a model is better, from the usage database."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, NoReturn
 
 import orjson
 import typer
 from pydantic import ValidationError
 
+from mulgil.config_file import load_models
 from mulgil.errors import InvalidFieldError, UsageUnavailableError
 from mulgil.ledger.comparison import Compared, Comparison, Figure, Tried, gather
 from mulgil.ledger.database import Span
@@ -50,7 +51,8 @@ def report(
     except InvalidFieldError as error:
         _stop(error.message, _USAGE)
     span = Span(asked.since, asked.until, tuple(asked.having.items()))
-    found = _gathered(span).told(control)
+    gathered, order = _gathered(span)
+    found = gathered.told(control, order)
     if control is not None and control not in {one.variant for compared in found for one in compared.variants}:
         there = ", ".join(sorted({one.variant for compared in found for one in compared.variants})) or "none"
         _stop(f"no request of the variant '{control[:64]}' is there; of variants there are: {there}", _USAGE)
@@ -64,11 +66,14 @@ def report(
         _print(compared)
 
 
-def _gathered(span: Span) -> Comparison:
+def _gathered(span: Span) -> tuple[Comparison, Mapping[str, Sequence[str]]]:
+    """What there is, and of each model the variants in the order of the configuration."""
     if unknown := unknown_variables():
         _stop(f"no such setting: {', '.join(unknown)} (docs/settings.md lists them all)", _USAGE)
     try:
-        database = build_usage_database(Settings())
+        settings = Settings()
+        order = {name: list(said.variants) for name, said in load_models(settings.config).items()}
+        database = build_usage_database(settings)
     except ValidationError as error:
         _stop(problems(error), _USAGE)
     except ValueError as error:
@@ -81,7 +86,7 @@ def _gathered(span: Span) -> Comparison:
             await database.close()
 
     try:
-        return asyncio.run(read())
+        return asyncio.run(read()), order
     except UsageUnavailableError as error:
         _stop(f"the usage database cannot be read: {error.__cause__}", _FAILED)
 
