@@ -28,7 +28,9 @@ def test_an_url_is_enough(tmp_path: Path) -> None:
 
 
 def test_everything_can_be_said(tmp_path: Path) -> None:
-    text = f'[upstreams.a]\nurl = "http://[::1]:8000"\nkey = "{SECRET}"\nmodel = "m"\nconnect_timeout = 0.5\ntimeout = 7\n'
+    text = (
+        f'[upstreams.a]\nurl = "http://[::1]:8000"\nkey = "{SECRET}"\nmodel = "m"\nconnect_timeout = 0.5\ntimeout = 7\n'
+    )
     options = upstreams(tmp_path, f"{text}context = 4096\n")["a"]
     assert options.key is not None
     assert options.key.get_secret_value() == SECRET
@@ -81,7 +83,7 @@ def test_a_variable_without_a_key_is_named_to_those_who_need_it(
     ],
 )
 def test_what_is_wrong_is_named_and_no_key_is_shown(tmp_path: Path, fields: str, where: str, what: str) -> None:
-    with pytest.raises(ValueError, match=".+") as wrong:
+    with pytest.raises(ValueError, match="mulgil") as wrong:
         upstreams(tmp_path, f"[upstreams.a]\n{fields}\n")
     assert str(wrong.value).startswith(f"{tmp_path / 'mulgil.toml'}: upstreams.{where}: ")
     assert what in str(wrong.value)

@@ -26,7 +26,8 @@ CHAT = checked_chat(chat_body("hi"))
 async def upstream_of(scene: Scene, **options: Any) -> AsyncGenerator[tuple[Upstream, ScriptedServer]]:
     """An upstream that plays *scene*."""
     async with scripted(scene) as server:
-        upstream = Upstream("there", UpstreamOptions(**{"url": server.url, "key": SecretStr(SECRET)} | options))
+        given: dict[str, Any] = {"url": server.url, "key": SecretStr(SECRET)} | options
+        upstream = Upstream("there", UpstreamOptions(**given))
         yield upstream, server
         await upstream.close()
         await eventually(lambda: server.open == 0)
@@ -125,7 +126,8 @@ async def test_what_the_client_can_mend_is_its_own_refusal(status: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"no JSON", [], {"error": 7}, error_body(message=f"the key {SECRET}"), error_body(message="at 127.0.0.1")]
+    "body",
+    [b"", b"no JSON", [], {"error": 7}, error_body(message=f"the key {SECRET}"), error_body(message="at 127.0.0.1")],
 )
 async def test_a_refusal_without_a_reason_that_may_be_told_has_one_of_ours(body: object) -> None:
     async with upstream_of(answers(400, body)) as (upstream, _):
@@ -139,7 +141,10 @@ async def test_a_refusal_without_a_reason_that_may_be_told_has_one_of_ours(body:
     [
         (error_body("context_length_exceeded", "resulted in 99 tokens, with a limit of 50 tokens"), ("50", "99")),
         (error_body("context_length_exceeded", "too long"), ()),
-        (error_body(400, "This model's maximum context length is 50 tokens. However, you requested 99 tokens"), ("50", "99")),
+        (
+            error_body(400, "This model's maximum context length is 50 tokens. However, you requested 99 tokens"),
+            ("50", "99"),
+        ),
     ],
 )
 @pytest.mark.parametrize("chat", [True, False])
@@ -243,7 +248,8 @@ async def test_pieces_of_the_network_make_no_difference(cut: int) -> None:
 
 
 async def test_a_ping_breaks_a_silence() -> None:
-    scene = streams(HI, *[b": ping\n\n", 0.15] * 5, END, usage(1, 2), DONE)
+    pings: list[Any] = [b": ping\n\n", 0.15] * 5
+    scene = streams(HI, *pings, END, usage(1, 2), DONE)
     async with upstream_of(scene, timeout=0.4) as (upstream, _):
         assert (await fate(upstream))[1] is None
 
