@@ -21,7 +21,7 @@ class Elsewhere(Upstream):
     """
 
     def __init__(self, server: Server, **options: Any) -> None:
-        given = {"url": f"{server.url}/v1", "key": SecretStr(KEY)} | options
+        given: dict[str, Any] = {"url": f"{server.url}/v1", "key": SecretStr(KEY)} | options
         super().__init__("elsewhere", UpstreamOptions(**given))
         self._server = server
 

@@ -50,7 +50,7 @@ def without_ids(choice: ChoiceSnapshot) -> ChoiceSnapshot:
     return replace(choice, tool_calls=tuple(replace(call, id="") for call in choice.tool_calls))
 
 
-CHATS = {
+CHATS: dict[str, dict[str, Any]] = {
     "plain": {},
     "long unicode": {"content": script(text=LONG_UNICODE)},
     "bytes of characters": {"content": script(text=LONG_UNICODE[:200], split_characters=True)},
@@ -70,7 +70,9 @@ CHATS = {
     "filtered": {"content": script(finish="content_filter")},
     "nothing": {"content": script(text="")},
     "a seed": {"seed": 2**62, "temperature": 1.0, "top_k": 5, "user": "ada", "metadata": {"a": "b"}},
-    "a schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}},
+    "a schema": {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
+    },
 }  # fmt: skip
 
 
@@ -144,7 +146,7 @@ async def test_an_abort_ends_the_request_at_the_other_gateway(gateway: Server, u
 
 @pytest.mark.parametrize("directives", [{"hang_at": 0}, {"hang_at": 5}])
 async def test_an_abort_needs_no_word_of_the_other_server(
-    gateway: Server, upstream: Elsewhere, directives: dict[str, int]
+    gateway: Server, upstream: Elsewhere, directives: dict[str, Any]
 ) -> None:
     prepared = await upstream.prepare(checked_chat(chat_body(script(tokens=9, **directives))), tenant="t")
     running = asyncio.create_task(anext_of_all(upstream, prepared))

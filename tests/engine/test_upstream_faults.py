@@ -27,7 +27,8 @@ CHAT = checked_chat(chat_body("hi"))
 async def upstream_of(scene: Scene, **options: Any) -> AsyncGenerator[tuple[Upstream, ScriptedServer]]:
     """An upstream that plays *scene*."""
     async with scripted(scene) as server:
-        upstream = Upstream("there", UpstreamOptions(**{"url": server.url, "key": SecretStr(SECRET)} | options))
+        given: dict[str, Any] = {"url": server.url, "key": SecretStr(SECRET)} | options
+        upstream = Upstream("there", UpstreamOptions(**given))
         yield upstream, server
         await upstream.close()
         await eventually(lambda: server.open == 0)
@@ -248,7 +249,8 @@ async def test_pieces_of_the_network_make_no_difference(cut: int) -> None:
 
 
 async def test_a_ping_breaks_a_silence() -> None:
-    scene = streams(HI, *[b": ping\n\n", 0.15] * 5, END, usage(1, 2), DONE)
+    pings: list[Any] = [b": ping\n\n", 0.15] * 5
+    scene = streams(HI, *pings, END, usage(1, 2), DONE)
     async with upstream_of(scene, timeout=0.4) as (upstream, _):
         assert (await fate(upstream))[1] is None
 

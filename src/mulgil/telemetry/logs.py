@@ -15,7 +15,7 @@ from structlog.typing import EventDict
 Style = Literal["json", "console"]
 
 _EXTRAS = ("request_id", "vllm_process_name")
-_TALKATIVE = ("alembic",)  # tells at each start that there was nothing to do
+_TALKATIVE = ("alembic", "httpx2")  # one tells at each start that there was nothing to do, one each call and its URL
 _OURS = "MainProcess"  # what vLLM, once it is imported, says of every record of this process
 _DELETE = "\x7f"
 _PLAIN = re.compile(r"[^\s\"'=]+")
