@@ -215,6 +215,14 @@ async def test_what_a_fallback_has_answered_is_not_kept_as_the_models_own(tmp_pa
         assert HEADER not in own.headers
 
 
+async def test_what_another_gateway_passes_on_neither_shares_an_answer_nor_waits_for_one(tmp_path: Path) -> None:
+    async with two_gateways(tmp_path) as (first, _, _engines):
+        kept = [await first.chat(temperature=0, max_tokens=9) for _ in range(2)]
+        body = chat_body(temperature=0, max_tokens=9)
+        passed_on = await chat(first, body, **{HEADER: "1"})
+        assert [one.headers["x-mulgil-cache"] for one in (*kept, passed_on)] == ["miss", "hit", "bypass"]
+
+
 async def test_when_nobody_can_answer_the_first_reason_is_told_and_nothing_is_paid(tmp_path: Path) -> None:
     models = f"""
 [upstreams.nowhere]

@@ -83,7 +83,8 @@ class Answers:
         asked = await self._gateway.ask(request, caller, wishes=wishes, observed=observed)
         if request.model not in self._models:
             return await self._gateway.begin(asked)
-        if not (wishes.cache.store and is_repeatable(asked.settled.request)):
+        # Two gateways that are each other's fallback would wait for each other's flights.
+        if wishes.passed_on or not (wishes.cache.store and is_repeatable(asked.settled.request)):
             observed.cache = "bypass"
             return await self._gateway.begin(asked)
         observed.begin("cache")
