@@ -152,7 +152,7 @@ class Caller:
         says = told(await self._said(reply))
         absent = status in (404, 405, 501) and says.code != "model_not_found"
         if call.may_be_absent and absent:
-            raise NoSuchRouteError("The server that answers in place of the engine does not have this route.")
+            raise NoSuchRouteError
         if status == 400 and (says.code == "context_length_exceeded" or _SAID_TOO_LONG.search(says.message)):
             raise _too_long(says, call.param)
         if status in (400, 413, 422):
@@ -189,8 +189,8 @@ class Caller:
         return message[:_LONGEST_MESSAGE]
 
 
-class NoSuchRouteError(EngineUnavailableError):
-    """The server does not have what was asked for; nothing that a client could mend."""
+class NoSuchRouteError(Exception):
+    """The server does not have what was asked for; nobody is told, since something else is done then."""
 
 
 async def _read(reply: httpx2.Response, most: int) -> bytes:
