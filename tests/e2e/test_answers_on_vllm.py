@@ -181,7 +181,10 @@ SCRIPTS = [
 
 
 @pytest.mark.timeout(480)
-async def test_500_prompts_of_any_script_stream_the_very_text_of_the_plain_reply(vllm_server: Server) -> None:
+@pytest.mark.parametrize(
+    "number", [120, pytest.param(500, marks=pytest.mark.heavy(reason="1,000 prompts are read in some four minutes"))]
+)
+async def test_prompts_of_any_script_stream_the_very_text_of_the_plain_reply(vllm_server: Server, number: int) -> None:
     chance = random.Random(7)
     turns = asyncio.Semaphore(12)
 
@@ -198,4 +201,4 @@ async def test_500_prompts_of_any_script_stream_the_very_text_of_the_plain_reply
         assert not re.search(r"<\|[a-z_]+\|>", text), "special tokens are never shown"
         assert "\ufffd" not in text.rstrip("\ufffd") or "\ufffd" in prompt
 
-    await asyncio.gather(*(same(index) for index in range(500)))
+    await asyncio.gather(*(same(index) for index in range(number)))

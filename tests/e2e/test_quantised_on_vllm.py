@@ -57,7 +57,7 @@ async def test_the_demo_model_in_8_bits_answers_sensibly_and_close_to_itself(
     demo_model: Path, tmp_path: Path, form: str
 ) -> None:
     folder = quantised(demo_model, tmp_path / form, form)
-    async with serving(settings(**VLLM, model=str(folder))) as server:
+    async with serving(settings(**VLLM, model=str(folder), engine_metrics=False)) as server:
         answer = (await server.chat(QUESTION, temperature=0, max_tokens=32)).json()["choices"][0]["message"]["content"]
         ids = await ids_of(server, TEXT)
         told = await likelihoods(server, ids)
@@ -73,7 +73,7 @@ async def test_weights_of_4_bits_count_exactly_as_their_format_says(
     tiny_model: Path, tmp_path: Path, form: str
 ) -> None:
     folder = quantised(tiny_model, tmp_path / form, form)
-    async with serving(settings(**VLLM, model=str(folder))) as server:
+    async with serving(settings(**VLLM, model=str(folder), engine_metrics=False)) as server:
         ids = await ids_of(server, TEXT)
         told = await likelihoods(server, ids)
 
@@ -89,7 +89,7 @@ async def test_a_merged_fine_tune_answers_as_its_weights_say_and_not_as_its_base
     demo_model: Path, tmp_path: Path
 ) -> None:
     folder = fine_tuned(demo_model, tmp_path / "tuned")
-    async with serving(settings(**VLLM, model=str(folder))) as server:
+    async with serving(settings(**VLLM, model=str(folder), engine_metrics=False)) as server:
         reply = await server.client.post(
             "/v1/tokenize", json={"model": MODEL, "messages": [{"role": "user", "content": QUESTION}]}
         )
