@@ -54,6 +54,15 @@ async def test_every_route_is_described_and_its_failures_with_it(shared: Server)
             assert "422" not in operation["responses"], "FastAPI's own error has another form than ours"
 
 
+async def test_headers_by_which_answers_say_what_became_of_a_request_are_described(shared: Server) -> None:
+    paths = (await shared.client.get("/openapi.json")).json()["paths"]
+    for path, status in (("/v1/chat/completions", "200"), ("/v1/completions", "200"), ("/v1/streams", "201")):
+        described = paths[path]["post"]
+        told = described["responses"][status]["headers"].keys()
+        assert {f"x-mulgil-{name}" for name in ("cache", "truncated-messages", "variant", "fallback")} == told
+        assert [one["name"] for one in described["parameters"]] == ["x-mulgil-variant"]
+
+
 async def test_no_request_made_up_from_the_description_is_the_servers_fault(shared: Server, tmp_path: Path) -> None:
     schema = (await shared.client.get("/openapi.json")).json()
     # Or nearly all of them would end at an unknown model.

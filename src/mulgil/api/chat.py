@@ -38,7 +38,7 @@ def routes(answers: Answers, rules: BodyRules, silence: Silence, streams: KeptSt
     @router.post(
         "/v1/chat/completions",
         summary="Answer a conversation",
-        openapi_extra=documented(request=ChatCompletionRequest, response=ChatCompletion, streams=True, cached=True),
+        openapi_extra=documented(request=ChatCompletionRequest, response=ChatCompletion, streams=True, answers=True),
     )
     async def create_chat_completion(request: Request) -> Response:
         asked = await read_chat(request, rules)

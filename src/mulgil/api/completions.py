@@ -24,7 +24,7 @@ def routes(answers: Answers, rules: BodyRules, silence: Silence) -> APIRouter:
     @router.post(
         "/v1/completions",
         summary="Continue a text",
-        openapi_extra=documented(request=CompletionRequest, response=Completion, streams=True, cached=True),
+        openapi_extra=documented(request=CompletionRequest, response=Completion, streams=True, answers=True),
     )
     async def create_completion(request: Request) -> Response:
         asked = await read_checked(request, rules, lambda body: _checked(body, rules))

@@ -8,10 +8,33 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from mulgil.catalogue import FALLBACK_HEADER, VARIANT_HEADER
 from mulgil.schemas.error import ErrorBody
 from mulgil.telemetry.observation import Cached
 
 _REF = "#/components/schemas/{model}"
+
+
+_STRING = {"type": "string"}
+_OF_AN_ANSWER = {
+    "x-mulgil-cache": {
+        "description": "Where the answer is from, for a model whose answers are kept, see docs/cache.md",
+        "schema": {"type": "string", "enum": list(get_args(Cached))},
+    },
+    "x-mulgil-truncated-messages": {
+        "description": "How many messages were left out, so that the conversation fits, see docs/context.md",
+        "schema": {"type": "integer"},
+    },
+    VARIANT_HEADER: {"description": "The variant of the model that answers, see docs/variants.md", "schema": _STRING},
+    FALLBACK_HEADER: {"description": "What answers instead of the model, see docs/fallback.md", "schema": _STRING},
+}
+_OF_A_REQUEST = {
+    "name": VARIANT_HEADER,
+    "in": "header",
+    "required": False,
+    "description": "The variant of the model that is to answer, for keys that may choose, see docs/variants.md",
+    "schema": _STRING,
+}
 
 
 def documented(
@@ -20,11 +43,11 @@ def documented(
     request: type[BaseModel] | None = None,
     streams: bool = False,
     status: str = "200",
-    cached: bool = False,
+    answers: bool = False,
 ) -> dict[str, Any]:
     """The `openapi_extra` of a route with these bodies; any failure has the error envelope.
 
-    Where it is *cached*, a header says where the answer is from.
+    Where a model *answers*, headers say what became of the request on its way.
     """
     content: dict[str, Any] = {}
     if response is not None:
@@ -40,10 +63,9 @@ def documented(
             },
         }
     }
-    if cached:
-        told = {"type": "string", "enum": list(get_args(Cached))}
-        described = "Where the answer is from, for a model whose answers are kept, see docs/cache.md"
-        extra["responses"][status]["headers"] = {"x-mulgil-cache": {"description": described, "schema": told}}
+    if answers:
+        extra["responses"][status]["headers"] = _OF_AN_ANSWER
+        extra["parameters"] = [_OF_A_REQUEST]
     if request is not None:
         extra["requestBody"] = {
             "required": True,

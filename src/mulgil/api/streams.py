@@ -39,7 +39,7 @@ def routes(streams: KeptStreams, tickets: Tickets, rules: BodyRules, silence: Si
         "/v1/streams",
         summary="Start an answer that can be read again",
         status_code=201,
-        openapi_extra=documented(request=ChatCompletionRequest, response=Stream, status="201"),
+        openapi_extra=documented(request=ChatCompletionRequest, response=Stream, status="201", answers=True),
     )
     async def create_stream(request: Request) -> Response:
         asked = await read_chat(request, rules, streamed=True)
