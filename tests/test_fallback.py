@@ -9,8 +9,9 @@ from typing import Any
 
 import httpx2
 import pytest
-from harness import KEY, MODEL, UNLIMITED, Server, chat_body, events, eventually, script, serving, settings
+from harness import KEY, MODEL, UNLIMITED, Server, chat_body, events, eventually, script, serving, settings, text_of
 from pydantic import SecretStr
+from sockets import connected, turn
 from test_budgets import balance
 
 from mulgil.engine.base import Engine
@@ -250,6 +251,21 @@ async def test_hanging_up_on_a_fallback_ends_it_there_too(tmp_path: Path) -> Non
         await eventually(lambda: first.mulgil.gateway.running == 0)
         assert (await balance(second)).held_tokens == 0
         assert (await balance(first)).held_tokens == 0
+
+
+async def test_kept_streams_and_turns_on_a_socket_fall_back_too(tmp_path: Path) -> None:
+    async with two_gateways(tmp_path) as (first, _, engines):
+        await engines.kill()
+        content = script(text="물길은 막지 않고 이끈다. 🌊", gap=0.005)
+        created = await first.client.post("/v1/streams", json=chat_body(content))
+        assert (created.status_code, created.headers[HEADER]) == (201, "second")
+        for known in (0, 4):
+            read = await first.client.get(created.json()["url"], headers={"last-event-id": str(known)})
+            chunks = [event for event in events(read.text) if "choices" in event]
+            assert text_of(chunks) == "물길은 막지 않고 이끈다. 🌊"[known:]
+        async with connected(first) as connection:
+            done = (await turn(connection, content=content))[-1]
+        assert (done["type"], done["content"], done["fallback"]) == ("done", "물길은 막지 않고 이끈다. 🌊", "second")
 
 
 async def test_the_ledger_has_one_row_that_says_who_answered(tmp_path: Path) -> None:
