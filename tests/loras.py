@@ -40,6 +40,16 @@ def make_adapter(folder: Path, model: Path | None = None, *, seed: int = 1, rank
     return folder
 
 
+def alike(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
+    """Whether two lists of the likeliest tokens, with their log-probabilities, are of the same weights.
+
+    A step computes a prompt beside others with other roundings than alone, so a text can go another way where two
+    tokens are nearly as likely; how likely they are hardly changes.
+    """
+    shared = one.keys() & other.keys()
+    return 2 * len(shared) > len(one) and all(abs(one[token] - other[token]) < 0.1 for token in shared)
+
+
 def write_tensors(folder: Path, tensors: Tensors, *, seed: int = 1) -> None:
     """Write *tensors*, by name and shape, as the weights of the adapter in *folder*."""
     chance = random.Random(seed)
