@@ -1,15 +1,17 @@
 """LoRA adapters in vLLM: what it is not given, what it is made to forget, and an engine that is rebuilt."""
 
+import asyncio
 import gc
 from pathlib import Path
 from typing import Any
 
 import pytest
 from harness import Server, chat_body, eventually
-from loras import make_adapter, write_tensors
+from loras import alike, make_adapter, write_tensors
 
-from mulgil.engine.base import Engine
+from mulgil.engine.base import Engine, Prepared
 from mulgil.engine.lora import NO_ADAPTERS, Adapter, AdapterRules, read_adapter
+from mulgil.engine.snapshot import TokenLogprob
 from mulgil.errors import AdapterConflictError, InvalidFieldError, ModelNotFoundError
 from mulgil.schemas.chat import ChatCompletionRequest
 from mulgil.settings import EngineSettings
@@ -33,10 +35,19 @@ def test_vllm_keeps_room_for_adapters_only_where_there_may_be_some(rank: int, ro
     args = engine_args(EngineSettings(model="m"), rules)
     assert {name: args[name] for name in args.keys() - alone.keys()} == {
         "enable_lora": True,
-        "max_loras": 3,
-        "max_cpu_loras": 4,
+        # Three, one that is replaced, and on CPU one that stays empty.
+        "max_loras": 5,
+        "max_cpu_loras": 5,
         "max_lora_rank": room,
     }
+
+
+@pytest.mark.parametrize("name", ["enable_lora", "max_loras", "max_cpu_loras", "max_lora_rank"])
+def test_how_much_room_there_is_follows_from_the_settings_alone(name: str) -> None:
+    from mulgil.engine.vllm.arguments import engine_args  # noqa: PLC0415 - imports vLLM
+
+    with pytest.raises(ValueError, match=f"engine_args: {name} follows from 'max_adapters'"):
+        engine_args(EngineSettings(model="m", engine_args={name: 1}), NO_ADAPTERS)
 
 
 @pytest.fixture
@@ -116,6 +127,40 @@ async def test_there_is_room_for_one_more_that_running_requests_still_need_and_n
     await eventually(lambda: engine._adapters._resident == 2)
     await engine.load_adapter(made[4])
     await engine.unload_adapter("one")
+    await eventually(lambda: engine._adapters._resident == 1)
+
+
+async def test_the_model_alone_answers_as_itself_beside_as_many_adapters_as_there_can_be(
+    vllm_with_adapters: Server, eight_heads: Path, tmp_path: Path
+) -> None:
+    engine: Any = vllm_with_adapters.engine
+    asked = REQUEST.model_copy(update={"logprobs": True, "top_logprobs": 20, "max_tokens": 4})
+
+    async def prepared(name: str | None) -> Prepared:
+        ready: Prepared = await engine.prepare(asked, tenant="t", adapter=name)
+        return ready
+
+    async def steps(ready: Prepared) -> list[TokenLogprob]:
+        return list([snapshot async for snapshot in engine.generate(ready)][-1].choices[0].logprobs)
+
+    alone = await steps(await prepared(None))
+    replaced = []
+    for name, seed in (("one", 1), ("two", 2), ("three", 3), ("three", 4)):
+        await engine.load_adapter(adapter(name, make_adapter(tmp_path / f"{name}-{seed}", eight_heads, seed=seed)))
+        replaced.append(await prepared(name))
+    assert len(await resident(engine)) == 5
+    others = [*replaced, await prepared("begun")]
+    for _ in range(2):  # their slots are taken with the first of these
+        told, *_ = await asyncio.gather(*(steps(one) for one in (await prepared(None), *others)))
+        for position, (now, then) in enumerate(zip(told, alone, strict=True)):
+            assert alike(dict(now.top), dict(then.top)), position
+            if now.text != then.text:
+                break
+        others = [await prepared(name) for name in ("one", "two", "three", "begun")]
+    for name in ("one", "two", "three"):
+        await engine.unload_adapter(name)
+    del replaced, others
+    gc.collect()
     await eventually(lambda: engine._adapters._resident == 1)
 
 

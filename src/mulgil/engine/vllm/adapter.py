@@ -18,7 +18,7 @@ from mulgil.engine.load import UNBOUNDED, Capacity, Load
 from mulgil.engine.lora import NO_ADAPTERS, Adapter, AdapterRules
 from mulgil.engine.snapshot import ChoiceSnapshot, Snapshot
 from mulgil.engine.truncation import fitted, room_for_answer
-from mulgil.engine.vllm.arguments import SHUTDOWN_TIMEOUT, engine_args
+from mulgil.engine.vllm.arguments import SHUTDOWN_TIMEOUT, SPARE_ADAPTERS, engine_args
 from mulgil.engine.vllm.errors import translated, unavailable
 from mulgil.engine.vllm.hosting import Deadline, HostedLLM
 from mulgil.engine.vllm.inbox import Inbox, Pace
@@ -74,7 +74,7 @@ class VLLMEngine:
         self._pace = Pace(settings.chunk_interval, settings.stream_events_per_second)
         deadline = Deadline(settings.engine_start_timeout, peers(self._args))
         self._hosted = HostedLLM(self._build, RunFile(settings.engine_run_folder), what="the engine", deadline=deadline)
-        self._adapters = LoadedAdapters(self._hosted, self._args.get("max_cpu_loras") or 0)
+        self._adapters = LoadedAdapters(self._hosted, adapters.most + SPARE_ADAPTERS)
         self._prompts: PromptRenderer
         self._parsers: AnswerParsers
         self._sampling_defaults: dict[str, Any] = {}

@@ -16,6 +16,9 @@ from mulgil.settings import EngineSettings
 
 log = logging.getLogger(__name__)
 
+SPARE_ADAPTERS = 1
+"""Adapters beyond the allowed number that the engine has room for: one that is replaced may still be needed."""
+_OF_ADAPTERS = frozenset(("enable_lora", "max_loras", "max_cpu_loras", "max_lora_rank"))
 SHUTDOWN_TIMEOUT = 10
 """Seconds that an engine is given to end by itself."""
 _BINDING = "VLLM_CPU_OMP_THREADS_BIND"
@@ -31,6 +34,10 @@ def engine_args(settings: EngineSettings, adapters: AdapterRules) -> dict[str, A
     known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     if unknown := sorted(settings.engine_args.keys() - known):
         raise ValueError(f"engine_args: vLLM has no engine argument named {', '.join(unknown)}")
+    if ours := sorted(settings.engine_args.keys() & _OF_ADAPTERS):
+        raise ValueError(
+            f"engine_args: {ours[0]} follows from 'max_adapters', 'max_lora_rank' and the adapters there are"
+        )
     args: dict[str, Any] = {
         "scheduling_policy": "priority",
         # With "auto" the first structured request of the engine's life picks the backend for all.
@@ -50,10 +57,13 @@ def engine_args(settings: EngineSettings, adapters: AdapterRules) -> dict[str, A
 
 
 def _for_adapters(rules: AdapterRules) -> dict[str, Any]:
+    resident = rules.most + SPARE_ADAPTERS
+    # On CPU a request without an adapter is given the last slot's beside requests with one: torch takes -1 for that
+    # (0.32, lora/ops/torch_ops). vLLM fills the first free slot, so one that is never needed stays empty.
     return {
         "enable_lora": True,
-        "max_loras": rules.most,
-        "max_cpu_loras": rules.most + 1,  # one that is replaced may still be needed
+        "max_loras": resident + 1 if current_platform.is_cpu() else rules.most,
+        "max_cpu_loras": resident + 1 if current_platform.is_cpu() else resident,
         "max_lora_rank": min(rank for rank in get_args(MaxLoRARanks) if rank >= rules.max_rank),
     }
 
