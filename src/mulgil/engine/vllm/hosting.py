@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm.envs import disable_envs_cache, enable_envs_cache
+from vllm.platforms import current_platform
 
 from mulgil.engine.leftovers import RunFile
 from mulgil.engine.vllm.arguments import SHUTDOWN_TIMEOUT
 from mulgil.engine.vllm.errors import unavailable
+from mulgil.engine.vllm.exertion import computes
 from mulgil.engine.vllm.heap import forget_tokenizers, settle_heap
 from mulgil.errors import EngineUnavailableError
 
@@ -135,18 +137,27 @@ class HostedLLM:
         forget_tokenizers()
 
     async def check(self) -> None:
-        """Have it answer.
+        """Have it answer, or see that it computes; whether that leads anywhere is for who counts what it makes.
 
         Raises:
-            EngineUnavailableError: it does not.
+            EngineUnavailableError: it does neither.
         """
         llm = self.living()
         try:
             # The flag alone cannot see a hung core, and the future of a dead one never resolves.
             await asyncio.wait_for(llm.is_paused(), _CHECK_TIMEOUT)
         except TimeoutError:
+            if await self._computes(llm):
+                return
             raise EngineUnavailableError(
                 f"{self._what.capitalize()} did not answer for {_CHECK_TIMEOUT:.0f} s."
             ) from None
         except Exception as error:
             raise unavailable(error) from error
+
+    async def _computes(self, llm: Any) -> bool:
+        """Whether it is silent because it is in the middle of a long step, as happens on a CPU alone."""
+        if not current_platform.is_cpu():
+            return False
+        cores = [core.pid for core in llm.engine_core.resources.engine_manager.processes]
+        return await asyncio.to_thread(computes, cores) and not self.dead
