@@ -12,7 +12,7 @@ from mulgil.engine.truncation import decided
 from mulgil.errors import InvalidFieldError, ModelNotFoundError, PermissionDeniedError
 from mulgil.pacing import Pacing
 from mulgil.tiers import Tier
-from mulgil.variants import Variant, chosen
+from mulgil.variants import Sampling, Variant, chosen
 
 VARIANT_HEADER = "x-mulgil-variant"
 """Of a request: the variant that is to answer it; of an answer: the one that does."""
@@ -157,9 +157,8 @@ class Catalogue:
         name = _variant(said.variants, request, caller, tier, variant)
         answers = said.variants[name] if name is not None else _NO_VARIANT
         adapter = answers.adapter or (request.model if self.adapters.find(request.model) else None)
-        missing = {key: value for key, value in answers.sampling if value is not None and getattr(request, key) is None}
-        if missing:
-            request = request.model_copy(update=missing)
+        if name is not None:
+            request = _sampled(request, answers.sampling)
         return Settled(
             decided(request, said.truncation),
             self._fingerprint(name, answers, self.adapters.find(adapter) if adapter else None),
@@ -188,6 +187,12 @@ class Catalogue:
 
 _NOTHING_SAID = ModelOptions()
 _NO_VARIANT = Variant()
+
+
+def _sampled(request: TextRequest, sampling: Sampling) -> TextRequest:
+    """*request* with the *sampling* of its variant where it says nothing."""
+    missing = {key: value for key, value in sampling if value is not None and getattr(request, key) is None}
+    return request.model_copy(update=missing) if missing else request
 
 
 def _digest(told: str) -> str:

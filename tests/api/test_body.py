@@ -280,7 +280,8 @@ async def test_a_large_wrong_body_gets_a_small_answer_at_once_that_repeats_nothi
     assert error_of(answer)["param"]
     assert SECRET not in answer.content.decode()
     assert SECRET not in caplog.text
-    assert len(caplog.text) < 4_096
+    # Servers of other tests may be at work beside this one.
+    assert sum(len(line.getMessage()) for line in caplog.records if not line.name.startswith("aiosqlite")) < 4_096
 
 
 async def test_the_name_of_an_unknown_model_is_repeated_in_part_only(shared: Server) -> None:

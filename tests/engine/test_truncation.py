@@ -235,6 +235,7 @@ def test_what_a_request_says_counts_more_than_what_is_said_of_its_model() -> Non
         return request.truncation
 
     assert truncation("auto") == truncation("disabled", truncation="auto") == "auto"
-    assert truncation("auto", truncation="disabled") == truncation("disabled") == "disabled"
+    assert truncation("auto", truncation="disabled") == truncation("disabled", truncation="disabled") == "disabled"
+    assert truncation("disabled") is None
     text = CompletionRequest(model=MODEL, prompt="x")
     assert decided(text, "auto") is text

@@ -23,7 +23,7 @@ WITHOUT_EFFECT = frozenset(
 _FOLDED = frozenset(
     (
         "max_tokens", "max_completion_tokens", "n", "logprobs", "top_logprobs", "echo", "ignore_eos", "min_tokens",
-        "logit_bias", "chat_template_kwargs",
+        "logit_bias", "chat_template_kwargs", "truncation",
     )
 )  # fmt: skip
 _LEFT_OUT = set(WITHOUT_EFFECT | _FOLDED)
@@ -54,6 +54,7 @@ def canonical(request: TextRequest, default_max_tokens: int | None) -> bytes:
         request.min_tokens or 0,
         _sorted(request.logit_bias),
         _sorted(getattr(request, "chat_template_kwargs", None)),
+        getattr(request, "truncation", None) or "disabled",
     ]
     return orjson.dumps(folded) + request.model_dump_json(exclude=_LEFT_OUT).encode()
 

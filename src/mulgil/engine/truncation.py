@@ -51,8 +51,11 @@ def room_for_answer(request: ChatCompletionRequest, longest: int, context: int) 
 
 
 def decided(request: TextRequest, default: Literal["auto", "disabled"]) -> TextRequest:
-    """*request* with the truncation that is its model's *default*, where it is a chat and says nothing of it."""
-    if isinstance(request, ChatCompletionRequest) and request.truncation is None:
+    """*request* with the truncation that is its model's *default*, where it is a chat and says nothing of it.
+
+    To say nothing is to say `disabled`, so such a request is not copied for it.
+    """
+    if default == "auto" and isinstance(request, ChatCompletionRequest) and request.truncation is None:
         return request.model_copy(update={"truncation": default})
     return request
 

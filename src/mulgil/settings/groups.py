@@ -93,7 +93,8 @@ class EngineSettings(Group):
     engine_check_interval: float = Field(default=1.0, gt=0)
     """Seconds between two round trips that prove the engine is alive."""
     engine_hung_timeout: float = Field(default=30.0, gt=0)
-    """Seconds without an answer to any round trip after which the engine is rebuilt."""
+    """Seconds without an answer to any round trip after which the engine is rebuilt. One on a CPU whose workers compute
+    is not silent: it is in the middle of a long step."""
     engine_stall_timeout: float = Field(default=120.0, gt=0)
     """Seconds in which an engine with work makes nothing, after which it is rebuilt."""
     engine_rebuilds: int = Field(default=5, ge=0)
