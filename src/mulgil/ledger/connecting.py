@@ -1,6 +1,9 @@
 """How the databases are reached."""
 
 import importlib.util
+import sqlite3
+import time
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Engine, create_engine, event
@@ -8,6 +11,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+_SOON = 0.01
 _DRIVERS = {
     "sqlite": "sqlite+aiosqlite",
     "sqlite+aiosqlite": "sqlite+aiosqlite",
@@ -60,13 +64,25 @@ def connect(url: URL, timeout: float) -> AsyncEngine:
 def connect_blocking(url: URL, timeout: float) -> Engine:
     """An engine for the SQLite file of *url* that works without an event loop."""
     engine = create_engine(url.set(drivername="sqlite"), connect_args={"timeout": timeout})
-    event.listen(engine, "connect", _prepare_sqlite)
+    event.listen(engine, "connect", partial(_prepare_new_sqlite, timeout))
     return engine
 
 
 def is_sqlite(url: URL) -> bool:
     """Whether it is a file."""
     return url.get_backend_name() == "sqlite"
+
+
+def _prepare_new_sqlite(timeout: float, connection: Any, record: Any) -> None:
+    """The first one switches the file to its log, for which SQLite does not wait as it does for a statement."""
+    until = time.monotonic() + timeout
+    while True:
+        try:
+            return _prepare_sqlite(connection, record)
+        except sqlite3.OperationalError:
+            if time.monotonic() > until:
+                raise
+        time.sleep(_SOON)
 
 
 def _prepare_sqlite(connection: Any, _: Any) -> None:
