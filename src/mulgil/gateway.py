@@ -135,7 +135,10 @@ class Gateway:
                     settled = self.catalogue.answered_elsewhere(asked.settled, name)
                     return await self._by_upstream(replace(asked, settled=settled), upstream)
                 return await self._by_engine(self._renamed(asked, name), final=False)
-            except _FOR_A_FALLBACK as failure:
+            except (
+                *_FOR_A_FALLBACK,
+                ModelNotFoundError,
+            ) as failure:  # an adapter may be gone that was there at the start
                 log.warning("fallback %s of %s does not answer either: %s", name, asked.request.model, failure.code)
         observed.fallback = observed.fallback_reason = None
         raise error

@@ -32,9 +32,11 @@ cache = true
 [models.mix.variants.base]
 [models.mix.variants.pirate]
 adapter = "pirate"
-[models.begun]
-cache = true
-fallbacks = ["{MODEL}"]
+[models."{MODEL}"]
+fallbacks = ["begun", "short"]
+[models.short]
+alias = true
+truncation = "auto"
 """
     )
     chosen = settings(
@@ -42,6 +44,7 @@ fallbacks = ["{MODEL}"]
         keys_file=tmp_path / "keys.toml",
         admin_token=SecretStr(TOKEN),
         adapter_folders=(tmp_path,),
+        max_model_len=512,
     )
     async with serving(chosen) as running:
         yield running
@@ -71,7 +74,7 @@ async def listed(server: Server) -> list[str]:
 
 
 async def test_each_adapter_answers_under_its_name_and_in_its_own_words(server: Server) -> None:
-    assert await listed(server) == [MODEL, "mix", "begun", "pirate"]
+    assert await listed(server) == [MODEL, "mix", "short", "begun", "pirate"]
     base, begun, pirate = [await ask(server, name) for name in (MODEL, "begun", "pirate")]
     assert len({content(one) for one in (base, begun, pirate)}) == 3
     assert len({one.json()["system_fingerprint"] for one in (base, begun, pirate)}) == 3
@@ -134,3 +137,10 @@ async def test_what_runs_ends_by_the_adapter_that_it_began_with(server: Server, 
         await load(server, "pirate", make_adapter(tmp_path / "other", seed=9))
         told = (await stream.aread()).decode()
     assert text_of(events(told)) == whole
+
+
+async def test_a_fallback_that_was_unloaded_is_passed_over(server: Server) -> None:
+    said = [{"role": "user", "content": "water " * 100}, {"role": "assistant", "content": "stone " * 100}] * 5
+    messages = [*said, {"role": "user", "content": "hello"}]
+    await server.client.delete("/admin/adapters/begun", headers=ADMIN)
+    assert (await ask(server, MODEL, messages=messages)).headers["x-mulgil-fallback"] == "short"

@@ -43,6 +43,12 @@ def test_one_whose_worker_waits_or_was_stopped_does_not(does: str) -> None:
         assert not computes([core.pid])
 
 
+def test_one_of_whose_workers_one_hangs_does_not() -> None:
+    with core_with_a_worker(BURNS) as one, core_with_a_worker(WAITS) as other:
+        assert not computes([one.pid, other.pid])
+        assert not computes([])
+
+
 def test_what_others_below_it_do_does_not_count_and_neither_does_one_that_is_gone() -> None:
     with core_with_a_worker(BURNS, name="VLLM::Other") as core:
         assert not computes([core.pid])

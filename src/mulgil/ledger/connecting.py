@@ -79,8 +79,8 @@ def _prepare_new_sqlite(timeout: float, connection: Any, record: Any) -> None:
     while True:
         try:
             return _prepare_sqlite(connection, record)
-        except sqlite3.OperationalError:
-            if time.monotonic() > until:
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > until:
                 raise
         time.sleep(_SOON)
 

@@ -13,7 +13,9 @@ _COMPUTES = 0.5
 
 
 def computes(cores: Iterable[int], sleep: Callable[[float], None] = time.sleep) -> bool:
-    """Whether a worker of one of these processes has computed within the second that this takes.
+    """Whether all workers of these processes have computed within the second that this takes.
+
+    All, since one that hangs is not to be hidden by one that waits for it busily, or that has other work.
 
     Args:
         cores: the engine's processes, by number.
@@ -25,7 +27,7 @@ def computes(cores: Iterable[int], sleep: Callable[[float], None] = time.sleep) 
     sleep(_LOOK)
     passed = time.monotonic() - begun
     after = [_spent(worker) for worker in workers]
-    return any(now - then > _COMPUTES * passed for then, now in zip(before, after, strict=True))
+    return bool(workers) and all(now - then > _COMPUTES * passed for then, now in zip(before, after, strict=True))
 
 
 def _workers(core: int) -> list[psutil.Process]:

@@ -159,5 +159,6 @@ class HostedLLM:
         """Whether it is silent because it is in the middle of a long step, as happens on a CPU alone."""
         if not current_platform.is_cpu():
             return False
-        cores = [core.pid for core in llm.engine_core.resources.engine_manager.processes]
+        started = llm.engine_core.resources.engine_manager  # None where somebody else has started the cores
+        cores = [core.pid for core in started.processes] if started else []
         return await asyncio.to_thread(computes, cores) and not self.dead
